@@ -1,9 +1,9 @@
 """Memory of a training step of one sample, by the number of tensor-parallel ranks and by checkpointing.
 
-The step runs on the meta device, in float32, with rank 0's part of the split layers. Attention keeps no probabilities,
-as on a GPU. `kept` is what the forward pass leaves for the backward pass. `peak` includes the gradients of this rank's
-weights. The weights themselves are not counted; the column `weights` is the copies that are divided by sigma. The
-column `fields` is input, padding and output.
+The step runs on the meta device, in float32, with rank 0's part of the split layers. As on a GPU, attention stores no
+probabilities. `kept` is the memory that the forward pass stores for the backward pass. `peak` includes the gradients of
+this rank's weights. The weights themselves are not counted. The column `weights` is the memory of the weights divided
+by sigma (spectral norm). The column `fields` is the memory of input, padding and output.
 
     python benchmarks/activations.py [--network published]
 """
@@ -34,14 +34,14 @@ from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
 PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}
 
 
-def attention_of_a_gpu(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float) -> Tensor:
-    """Return the attention of q, k and v, (batch, heads, tokens, dim), by the memory-efficient kernel of GPUs."""
+def compute_gpu_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float) -> Tensor:
+    """Return attention (batch, heads, tokens, dim), computed with the memory-efficient kernel of GPUs."""
     bias = attn_mask.expand(*q.shape[:2], *attn_mask.shape)
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p)[0]
 
 
-def name_parts(model: nn.Module, live: LiveMemory) -> None:
-    """Count the memory that each module allocates under the name of its part of the network (`PARTS`)."""
+def count_memory_by_part(model: nn.Module, live: LiveMemory) -> None:
+    """Register hooks that record the memory of each module under the name of its part of the network (`PARTS`)."""
     # Parts around the present one, since the modules of a part may lie inside those of another.
     enclosing_parts: list[str] = []
 
@@ -61,7 +61,7 @@ def name_parts(model: nn.Module, live: LiveMemory) -> None:
 
 
 def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[str, int], int]:
-    """Return part -> bytes that a forward pass leaves for the backward pass, and the peak of the step in bytes.
+    """Return part -> bytes that a forward pass stores for the backward pass, and the peak of the step in bytes.
 
     Args:
         settings: arguments of the network's constructor.
@@ -77,7 +77,7 @@ def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[st
         checkpoint_blocks(model, checkpoint)
     model_tensors = (*model.parameters(), *model.buffers())
     live = LiveMemory(existing_tensors=map(local_shard, model_tensors))
-    name_parts(model, live)
+    count_memory_by_part(model, live)
     live.part = "fields"
     with live:
         result = model.train()(fields)
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--network", default="published", choices=("published", "starter"))
     networks = {"published": PUBLISHED, "starter": STARTER}
     settings = networks[parser.parse_args().network]
-    F.scaled_dot_product_attention = attention_of_a_gpu
+    F.scaled_dot_product_attention = compute_gpu_attention
     # The other ranks do not exist, so nothing is summed.
     dist.all_reduce = lambda *_, **__: None
     parts = [*PARTS.values(), "fields"]

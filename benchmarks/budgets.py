@@ -2,7 +2,7 @@
 
     python benchmarks/budgets.py [--device cuda] [--threads 1] [--steps 5] [--network]
 
-Without --network, a network that adds a constant replaces the real one, so that the difference is due to the budgets.
+Without --network, a network that adds a constant replaces the real network, so the difference shows the budgets alone.
 Times are medians after a warm-up. Memory is the peak of the tensors of a training step (on a GPU).
 """
 
@@ -21,7 +21,7 @@ from torch import nn
 from credit.config.load import build_config, read_yaml
 from credit.data.store.statistics import Statistics
 from credit.grid import LatLonGrid
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_network
 from credit.train.build.stepper import build_stepper
 
@@ -54,7 +54,7 @@ class Constant(nn.Module):
 
 
 def plausible_statistics(statistics_: Statistics) -> Statistics:
-    """Return statistics with means of a plausible size, with which zeros in normalised units are an atmosphere."""
+    """Return statistics with plausible means, so that zeros in normalised units are a plausible atmosphere."""
     mean = statistics_.mean.copy()
     for number, name in enumerate(statistics_.names):
         # Temperature on a level has a name such as t500.
@@ -74,9 +74,9 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
     Args:
         post: value of ``model.postprocess``, None for none.
         device: device of the step.
-        network: True for the starter's network, False for one that adds a constant.
+        network: True for the starter's network, False for a network that adds a constant.
         train: True for a training step, False for a forecast step.
-        steps: number of steps that count.
+        steps: number of measured steps.
     """
     # The starter config, with the fluxes that the budgets need. Its folders are named by these variables; nothing is
     # read from them.
@@ -89,7 +89,7 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
     channels = config.data.channel_map()
     grid = LatLonGrid.equiangular(181, 360, poles=True)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
-    assets = dummy_assets(config, grid, attributes)
+    assets = build_placeholder_assets(config, grid, attributes)
     assets = replace(assets, statistics=plausible_statistics(assets.statistics))
     if network:
         model = build_network(config, channels, grid, attributes)

@@ -1,9 +1,9 @@
 """Time that training waits while a checkpoint is saved: asynchronous against synchronous saves.
 
-The state is that of AdamW: weights, averaged weights, two moments and steps, sharded by rows over the ranks. The stall
-is the time in `AsyncCheckpointer.save` on the slowest rank. Medians are over the saves after the first one, whose host
-memory the later ones use again. "complete" is the time from the call until the checkpoint is flushed to the disk, has
-its checksums and is linked.
+The state has weights, averaged weights, and the moments and step counts of AdamW, sharded by rows over the ranks. The
+stall is the time in `AsyncCheckpointer.save` on the slowest rank. The first save is not part of the medians, because
+later saves use its host memory again. "complete" is the time from the call until the checkpoint is flushed to the disk,
+has its checksums and is linked.
 
     python benchmarks/checkpoint_stall.py [--ranks 1 4] [--parameters 60e6] [--saves 5] [--folder DIR]
 """
@@ -32,7 +32,7 @@ WIDTH = 768
 
 
 def build_state(parameters: float, ranks: int) -> dict[str, dict[str, Tensor]]:
-    """Return stem -> name -> tensor, with a weight (WIDTH, WIDTH) and a bias (WIDTH,) in each layer.
+    """Return file of the checkpoint -> name -> tensor; each layer has a weight (WIDTH, WIDTH) and a bias (WIDTH,).
 
     Args:
         parameters: approximate number of parameters.
@@ -40,7 +40,7 @@ def build_state(parameters: float, ranks: int) -> dict[str, dict[str, Tensor]]:
     """
     mesh = init_device_mesh("cpu", (ranks,)) if ranks > 1 else None
 
-    def draw(shape: tuple[int, ...]) -> Tensor:
+    def sample_tensor(shape: tuple[int, ...]) -> Tensor:
         full_tensor = torch.randn(shape)
         if mesh is None:
             return full_tensor
@@ -53,16 +53,16 @@ def build_state(parameters: float, ranks: int) -> dict[str, dict[str, Tensor]]:
     for layer in range(layers):
         for kind, shape in (("w", (WIDTH, WIDTH)), ("b", (WIDTH,))):
             name = f"{layer}.{kind}"
-            model[name] = draw(shape)
-            forecast[name] = draw(shape)
-            optimizer[f"{name}/exp_avg"] = draw(shape)
-            optimizer[f"{name}/exp_avg_sq"] = draw(shape)
+            model[name] = sample_tensor(shape)
+            forecast[name] = sample_tensor(shape)
+            optimizer[f"{name}/exp_avg"] = sample_tensor(shape)
+            optimizer[f"{name}/exp_avg_sq"] = sample_tensor(shape)
             optimizer[f"{name}/step"] = torch.tensor(1.0)
     return {"model": model, "forecast": forecast, "optimizer": optimizer}
 
 
-def slowest(seconds: float, ranks: int) -> float:
-    """Collective: return the largest of all ranks' values."""
+def max_over_ranks(seconds: float, ranks: int) -> float:
+    """Collective: return the largest value of all ranks."""
     value = torch.tensor(seconds, dtype=torch.float64)
     if ranks > 1:
         dist.all_reduce(value, dist.ReduceOp.MAX)
@@ -70,13 +70,13 @@ def slowest(seconds: float, ranks: int) -> float:
 
 
 def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> None:
-    """Measure on one of the ranks; rank 0 prints a row of the table.
+    """Measure the saves on one rank; rank 0 prints a row of the table.
 
     Args:
         rank: number of this rank.
         ranks: number of ranks.
         parameters: approximate number of parameters.
-        saves: number of saves of each kind that count.
+        saves: number of measured saves of each kind.
         folder: folder of the checkpoints.
     """
     torch.set_num_threads(1)
@@ -98,8 +98,8 @@ def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> N
             # An asynchronous save goes on in the background.
             store.wait()
             if number > 0:
-                stall[synchronous].append(slowest(stall_seconds, ranks))
-                complete[synchronous].append(slowest(time.perf_counter() - start, ranks))
+                stall[synchronous].append(max_over_ranks(stall_seconds, ranks))
+                complete[synchronous].append(max_over_ranks(time.perf_counter() - start, ranks))
     synchronous_stall = statistics.median(stall[True])
     asynchronous_stall = statistics.median(stall[False])
     asynchronous_complete = statistics.median(complete[False])

@@ -1,4 +1,4 @@
-"""Counter of the collectives of a piece of code and of the bytes of their results."""
+"""Counter of the collectives in a section of code, and of the bytes of their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.hpc.planner.collectives import read_collective
 class CollectiveCounter(TorchDispatchMode):
     """Context manager that counts collectives.
 
-    On the CPU the backward pass runs in the caller's thread, so its collectives are counted as well.
+    On a CPU, the backward pass runs in the thread of the caller, so its collectives are counted as well.
 
     Attributes:
         calls: kind -> number of calls.

@@ -1,16 +1,17 @@
-"""Time and memory of one step on fields that are divided among ranks, beside the same step of one rank.
+"""Time and memory of one step on fields that are divided among ranks, compared with the same step on one rank.
 
     python benchmarks/domain.py [--model starter|published] [--case forecast|train] [--checkpoint] [--ranks 2]
                                 [--parts LAT LON] [--rounds 5] [--steps 3] [--dtype float32|bfloat16]
 
-Every rank is a process with one thread, and the ranks exchange cells by gloo. In each round, rank 0 first makes the
-step with the whole field while the others wait, then all ranks make it with their parts. The time of the divided step
-is that of the slowest rank. The ratio is taken within a round, because the machine may be faster in the next one.
+Every rank is a process with one thread, and the ranks exchange cells with gloo. In each round, rank 0 first takes the
+step on the whole field while the other ranks wait. Then all ranks take the step on their parts. The time of the divided
+step is the time of the slowest rank. Ratios are computed within a round, because the machine may be faster in the next
+round.
 
 `forecast` is one forward pass of a network that is prepared as by `credit rollout`. `train` is forward pass, mean
-squared error and backward pass; on several ranks, FSDP2 shards the weights over them. `tensors` is the largest memory,
-at a time, of the tensors that torch makes in a step, without weights and samples. It is counted in a separate step.
-With --rounds 0 only this step is made, which is enough for a large network; its seconds are printed, too.
+squared error and backward pass; on several ranks, FSDP2 shards the weights over them. `tensors` is the peak
+memory of the tensors that torch creates in a step, without weights and samples. It is measured in a separate step. With
+--rounds 0, only this step is taken, which is enough for a large network; its seconds are also printed.
 
 The column `difference` is the largest difference between the outputs of the two steps (`forecast`) or between their
 losses (`train`), relative to the largest output or to the loss.
@@ -44,7 +45,7 @@ Step = Callable[[], Tensor]
 
 
 def main() -> None:
-    """Start the ranks, of which the first prints the table."""
+    """Start the ranks; the first rank prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="starter")
     parser.add_argument("--case", choices=("forecast", "train"), default="forecast")
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def _run_rank(rank: int, args: argparse.Namespace, init_method: str) -> None:
-    """Measure both steps on one rank."""
+    """Measure the step on the whole field and the divided step, on one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=args.ranks)
     torch.manual_seed(0)
@@ -106,7 +107,7 @@ def _build_model(args: argparse.Namespace) -> nn.Module:
 
 
 def _finish_model(model: nn.Module, args: argparse.Namespace, mesh: dist.DeviceMesh | None) -> nn.Module:
-    """Prepare the network as the commands do."""
+    """Prepare the network like `credit train` or `credit rollout`, and return it."""
     if args.case == "forecast":
         model.eval()
         prepare(model, "eval", args.dtype)
@@ -117,7 +118,7 @@ def _finish_model(model: nn.Module, args: argparse.Namespace, mesh: dist.DeviceM
 
 
 def _make_step(model: nn.Module, x: Tensor, target: Tensor, args: argparse.Namespace) -> Step:
-    """Return the function that makes one step."""
+    """Return the function that takes one step."""
 
     def compute() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bfloat16"):
@@ -138,7 +139,7 @@ def _make_step(model: nn.Module, x: Tensor, target: Tensor, args: argparse.Names
 
 
 def _time_step(step: Step | None, steps: int) -> float:
-    """Collective: return the seconds of the fastest step, in which the slowest rank counts; None makes no step."""
+    """Collective: return the seconds of the fastest step on the slowest rank; a rank with None takes no step."""
     seconds = []
     for _ in range(steps):
         dist.barrier()
@@ -152,7 +153,7 @@ def _time_step(step: Step | None, steps: int) -> float:
 
 
 def _measure_memory(step: Step | None) -> tuple[float, float, Tensor | None]:
-    """Collective: return the largest memory of a step on any rank in bytes, its seconds, and this rank's result."""
+    """Collective: return the peak memory of a step over all ranks in bytes, its seconds, and this rank's result."""
     result = None
     peak = 0
     dist.barrier()
@@ -168,7 +169,7 @@ def _measure_memory(step: Step | None) -> tuple[float, float, Tensor | None]:
 
 
 def _compare(whole: Tensor | None, divided: Tensor, part: tuple[slice, slice], args: argparse.Namespace) -> float:
-    """Collective: return the relative difference of the results of both steps; `whole` is None but on rank 0."""
+    """Collective: return the relative difference of the results of both steps; `whole` is None except on rank 0."""
     if args.case == "train":
         # A field of equal parts, which the networks here have, has the mean of the losses of its parts.
         mean_loss = divided.clone()

@@ -1,13 +1,13 @@
-"""Time and memory of the 1 degree starter's steps, with all kernels and with each replaced by its plain formulation.
+"""Time and memory of the 1 degree starter's steps, with all kernels, and with one kernel replaced with plain torch.
 
     python benchmarks/kernels.py [--threads 1] [--rounds 7] [--steps train forecast] [--dtypes float32 bfloat16]
                                  [--kernels attention mlp ...]
 
-Each row is a kernel of `credit.models.kernels`. Its numbers are those of a step without the kernel, divided by those of
-a step with all kernels: 1.05 means that the kernel saves 5 %. In each round the two steps follow one another, in
-alternating order. The tables show the median of the rounds' ratios, with the least and the largest. On a machine that
-others use, CPU time tells more than wall time. `peak` is the largest memory of tensors at a time in a separate step,
-without weights, samples and optimizer; it does not depend on the machine's load.
+Each row is a kernel of `credit.models.kernels`. Its numbers are the costs of a step without the kernel, divided by the
+costs of a step with all kernels: 1.05 means that the kernel saves 5 %. In each round, the two steps follow one another,
+in alternating order. The tables show the median, the smallest and the largest ratio of the rounds. On a shared machine,
+CPU time is more reliable than wall time. `peak` is the peak memory of tensors in a separate step, without weights,
+samples and optimizer; it does not depend on the load of the machine.
 
 A training step is forward, mean squared error, backward and a fused AdamW update of one sample. A forecast step is a
 forward pass of the model that `credit rollout` prepares.
@@ -49,7 +49,7 @@ class Cost:
 
 
 def build_step(kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]:
-    """Return a step of the starter, and the tensors that exist before it."""
+    """Return a function that takes a step of the starter, and the tensors that exist before the step."""
     torch.manual_seed(0)
     model = build_ours()
     x, target = random_sample(STARTER)
@@ -85,14 +85,14 @@ def measure(step: Callable[[], None]) -> Cost:
 
 
 def measure_peak(step: Callable[[], None], existing_tensors: list[Tensor]) -> int:
-    """Take a step and return the most bytes that its tensors took at a time."""
+    """Take a step and return the peak memory of its new tensors in bytes."""
     with LiveMemory(existing_tensors) as live:
         step()
     return live.peak
 
 
 def compare(step: Callable[[], None], kernel: Kernel, rounds: int) -> list[tuple[float, float]]:
-    """Return for each round the ratios of wall and CPU time without the kernel to those with it."""
+    """Return the ratios of wall time and CPU time, without the kernel / with the kernel, for each round."""
 
     def step_without() -> None:
         with use_plain_formulations(kernel):
@@ -115,13 +115,13 @@ def compare(step: Callable[[], None], kernel: Kernel, rounds: int) -> list[tuple
     return ratios
 
 
-def describe(ratios: list[float]) -> str:
-    """Return the median with the least and the most."""
+def format_ratios(ratios: list[float]) -> str:
+    """Return the median, the smallest and the largest ratio as a string."""
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Return the options of the command line."""
     names = [kernel.name for kernel in KERNELS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=positive, default=1)
@@ -150,8 +150,8 @@ def main() -> None:
                 with use_plain_formulations(kernel):
                     peak_without = measure_peak(step, existing_tensors)
                 ratios = compare(step, kernel, args.rounds)
-                wall = describe([wall_ratio for wall_ratio, _ in ratios])
-                cpu = describe([cpu_ratio for _, cpu_ratio in ratios])
+                wall = format_ratios([wall_ratio for wall_ratio, _ in ratios])
+                cpu = format_ratios([cpu_ratio for _, cpu_ratio in ratios])
                 print(f"{kernel.name:20}{cpu:>26}{wall:>26}{peak_without / peak:>8.2f}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Counter of the memory that a piece of code takes, on any device, the meta device included."""
+"""Counter of the memory that a section of code allocates on any device, including the meta device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LiveMemory(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        """Count a new storage, or the new size of one that is counted already."""
+        """Count a new storage, or the new size of a storage that has already been counted."""
         key = storage._cdata
         if key in self._existing:
             return
@@ -81,6 +81,6 @@ class LiveMemory(TorchDispatchMode):
         self.largest = max(self.largest, storage.nbytes())
 
     def _drop(self, key: int) -> None:
-        """Subtract a storage that is freed."""
+        """Subtract a storage that has been freed."""
         part, size = self._sizes.pop(key)
         self.now[part] -= size

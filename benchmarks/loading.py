@@ -1,10 +1,10 @@
-"""Throughput of the loader compared with a plain read of the same bytes and with other packages; and of preprocessing.
+"""Throughput of the loader, compared with a plain read of the same bytes and with other packages; also preprocessing.
 
-Fields of one simulated atmosphere are interpolated to 1 degree. They are written into two stores, with and without
-compression, and into one zarr store with an array for each variable, as other packages do. Then each method reads the
-same samples, interleaved with the others. A sample is two times, and samples are in random order. They are read from
-the page cache and, if the system drops it on request, from the disk. A last run takes samples while a step of 200 ms
-sleeps. The folder is removed at the end.
+Fields of a simulated atmosphere are interpolated to 1 degree. They are written into two stores, with and without
+compression, and into one zarr store with an array for each variable, like in other packages. All methods then read the
+same samples, in alternation. A sample has two times, and the order of samples is random. Samples are read from the page
+cache and, if the system can drop the cache, from the disk. The last measurement reads samples during simulated training
+steps of 200 ms. The folder is removed at the end.
 
     SPEEDY=FOLDER python benchmarks/loading.py [--times 1200] [--samples 60] [--folder FOLDER]
 """
@@ -27,7 +27,7 @@ import xarray as xr
 from credit.config import load_config
 from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
 from credit.data.splits import Split, find_initial_times
@@ -57,7 +57,7 @@ def build_data_config(folder: Path, name: str, times: int) -> DataConfig:
 
 
 def choose_splits(times: int) -> str:
-    """Return ``data.splits`` as YAML, of about `times` times of 6 h from 2000 on."""
+    """Return ``data.splits`` as YAML; the splits contain about `times` times of 6 h, from the year 2000."""
     # A day has four times; the last two weeks are for validation and test, of a day each.
     last_training_day = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
     valid_day = last_training_day + np.timedelta64(6, "D")
@@ -68,8 +68,8 @@ def choose_splits(times: int) -> str:
     )
 
 
-def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
-    """Return the files with the fields of the samples that begin at these indices of a store's times."""
+def find_chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
+    """Return the files of a store with the fields of samples; `indices` are the indices of their first times."""
     chunks = Path(conf.store) / "fields" / "c"
     files = []
     for index in indices:
@@ -80,8 +80,8 @@ def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
 
 
 def read_plain(conf: DataConfig, indices: list[int]) -> int:
-    """Read the bytes of samples into one buffer, and return their number."""
-    files = chunk_files(conf, indices)
+    """Read the files of samples into one buffer, and return the number of bytes."""
+    files = find_chunk_files(conf, indices)
     buffer = bytearray(max(file.stat().st_size for file in files))
     total = 0
     for file in files:
@@ -90,7 +90,7 @@ def read_plain(conf: DataConfig, indices: list[int]) -> int:
     return total
 
 
-def read_dataset(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
+def read_dataset(dataset: SampleDataset, indices: list[int], threads: int = 1) -> int:
     """Read samples through the loader, one sample in a batch, and return the number of bytes."""
     total = 0
     loader = Loader(dataset, [[index] for index in indices], threads)
@@ -101,7 +101,7 @@ def read_dataset(dataset: ForecastDataset, indices: list[int], threads: int = 1)
 
 
 def write_layout(reader: FieldReader, path: Path, count: int) -> None:
-    """Write the first `count` times as other packages do: a zarr store with an array per variable, a chunk per time."""
+    """Write the first `count` times into a zarr store with one array per variable and one chunk per time."""
     fields_TCHW = np.stack([reader.read(index) for index in range(count)])
     # The channels of a variable follow one another.
     levels_of_variable: dict[str, list[float | None]] = {}
@@ -140,7 +140,7 @@ def _join_variables(sample: xr.Dataset) -> torch.Tensor:
 
 
 def build_xbatcher_reader(path: Path) -> Callable[[list[int]], int] | None:
-    """Return a function that reads samples with xbatcher, None if it is not installed."""
+    """Return a function that reads samples with xbatcher; None if xbatcher is not installed."""
     try:
         import xbatcher
     except ImportError:
@@ -175,8 +175,8 @@ def time_read(run: Callable[[list[int]], int], indices: list[int]) -> float:
     return (time.perf_counter() - start) / len(indices)
 
 
-def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
-    """Return the share of the time that a training loop waits for data, without its first two samples.
+def measure_waiting_share(dataset: SampleDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
+    """Return the fraction of the time in which a training loop waits for data, without its first two samples.
 
     Args:
         dataset: the samples.
@@ -209,11 +209,11 @@ def main() -> None:
 
 
 def measure_preprocessing(conf: DataConfig, compression: str, copy: Path) -> None:
-    """Write a store, compare the time with that of copying the finished store, and print a line.
+    """Write a store, compare the time with a copy of the finished store, and print a line.
 
     Args:
         conf: data section of the store.
-        compression: compression of its chunks.
+        compression: compression of the chunks of the store.
         copy: path for a copy of the store, which is removed.
     """
     start = time.perf_counter()
@@ -242,8 +242,8 @@ def measure(folder: Path, times: int, samples: int) -> None:
     datasets = {}
     for name, conf in confs.items():
         # Samples of one input frame and one step of 360 minutes.
-        initial_times = find_initial_times(readers[name].times, whole_period(readers[name]), 360, 1, 1)
-        datasets[name] = ForecastDataset(FrameReader(readers[name], conf, None), initial_times, 360, 1, 1)
+        initial_times = find_initial_times(readers[name].times, build_whole_period(readers[name]), 360, 1, 1)
+        datasets[name] = SampleDataset(FrameReader(readers[name], conf, None), initial_times, 360, 1, 1)
     num_layout_times = min(96, len(reader.times))
     write_layout(reader, folder / "layout.zarr", num_layout_times)
     os.sync()
@@ -298,8 +298,8 @@ def compare_methods(methods: dict[str, Callable[[list[int]], int]], indices: lis
         print(f"| {name} | {1e3 * statistics.median(warm[name]):.1f} | {1e3 * statistics.median(cold[name]):.1f} |")
 
 
-def whole_period(reader: FieldReader) -> Split:
-    """Return a split with all times."""
+def build_whole_period(reader: FieldReader) -> Split:
+    """Return a split that contains all times of a reader."""
     return Split("train", int(reader.times[0]), int(reader.times[-1]))
 
 

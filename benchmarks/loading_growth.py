@@ -1,10 +1,10 @@
-"""Time to read a sample by the number of source files, of years in a store, and of threads or processes.
+"""Time to read a sample, by the number of source files, of years in a store, and of threads or processes.
 
-Fields of one simulated atmosphere on 32 x 64 cells are written into few and many netCDF files, and into stores of up to
-40 years (copies of one year). A sample is two times, read in random order by the loader, from the page cache (every
-file was read before). The last part compares preprocessing with copying the finished store. Rounds are interleaved, and
-medians count. The first two parts run on one core, the others on two if the system has them. The script prints tables
-and draws a figure.
+Fields of a simulated atmosphere on 32 x 64 cells are written into few and many netCDF files, and into stores of up to
+40 years (copies of one year). The loader reads samples of two times in random order from the page cache. The last part
+compares preprocessing with a copy of the finished store. The measurements alternate in rounds, and the results are
+medians. The first two parts use one core; the other parts use two cores, if available. The script prints tables and
+plots a figure.
 
     SPEEDY=FOLDER python benchmarks/loading_growth.py [--folder FOLDER] [--figure FILE.png]
 """
@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 import zarr
-from loading import build_data_config, read_dataset, whole_period
+from loading import build_data_config, build_whole_period, read_dataset
 
 from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.source_reader import open_sources
 from credit.data.splits import find_initial_times
@@ -51,15 +51,15 @@ VARIABLES = {"prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m", "msl"]}}
 Panel = tuple[str, str, str, list[tuple[str, list, list]]]
 
 
-def pin(count: int) -> None:
+def pin_to_cores(count: int) -> None:
     """Restrict this process to `count` of the cores that it may use."""
     os.sched_setaffinity(0, CORES[-count:])
 
 
-def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
+def build_dataset(reader: FieldReader, conf: DataConfig) -> SampleDataset:
     """Return the dataset of all samples of one forecast step."""
-    initial_times = find_initial_times(reader.times, whole_period(reader), STEP, 1, 1)
-    return ForecastDataset(FrameReader(reader, conf, None), initial_times, STEP, 1, 1)
+    initial_times = find_initial_times(reader.times, build_whole_period(reader), STEP, 1, 1)
+    return SampleDataset(FrameReader(reader, conf, None), initial_times, STEP, 1, 1)
 
 
 def measure_seconds(run: Callable[[], object]) -> float:
@@ -70,11 +70,11 @@ def measure_seconds(run: Callable[[], object]) -> float:
 
 
 def measure_medians(runs: dict, rounds: int = ROUNDS) -> dict:
-    """Call each function once, then all in turns; return name -> median seconds.
+    """Call each function once, then all functions in alternation; return name -> median seconds.
 
     Args:
         runs: name -> function.
-        rounds: number of turns.
+        rounds: number of rounds, each with one call of every function.
     """
     # The first calls warm up.
     for run in runs.values():
@@ -86,7 +86,7 @@ def measure_medians(runs: dict, rounds: int = ROUNDS) -> dict:
     return {name: statistics.median(durations) for name, durations in seconds.items()}
 
 
-def small_config(pattern: Path, store: Path | None = None) -> DataConfig:
+def build_small_config(pattern: Path, store: Path | None = None) -> DataConfig:
     """Return the data section of the fields on 32 x 64 cells, with a year of training.
 
     Args:
@@ -111,11 +111,11 @@ def write_files(fields: xr.Dataset, folder: Path, count: int) -> DataConfig:
     folder.mkdir()
     for number, rows in enumerate(np.array_split(np.arange(fields.sizes["time"]), count)):
         fields.isel(time=rows).to_netcdf(folder / f"f{number:05d}.nc")
-    return small_config(folder / "*.nc")
+    return build_small_config(folder / "*.nc")
 
 
-def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
-    """Measure samples from the sources against the number of files that they are in."""
+def measure_by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
+    """Measure the time to read samples from source files, by the number of files."""
     confs = {count: write_files(fields, folder / f"files{count}", count) for count in FILES}
     # The files are opened twice, the first time from the disk; the faster time counts.
     opening_seconds = {}
@@ -123,7 +123,7 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
         open_files = functools.partial(open_reader, conf)
         first_seconds = measure_seconds(open_files)
         opening_seconds[count] = min(first_seconds, measure_seconds(open_files))
-    datasets = {count: make_dataset(open_reader(conf), conf) for count, conf in confs.items()}
+    datasets = {count: build_dataset(open_reader(conf), conf) for count, conf in confs.items()}
     # The files hold the same times, so all datasets have the same samples.
     indices = np.random.default_rng(0).permutation(len(datasets[FILES[0]]))[:SAMPLES].tolist()
     runs = {count: functools.partial(read_dataset, dataset, indices, 0) for count, dataset in datasets.items()}
@@ -140,7 +140,7 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
 
 
 def write_longer_store(source: Path, path: Path, years: int) -> None:
-    """Write a store of many years that repeats the fields of a store of one year, at later and later times."""
+    """Write a store of many years, which repeats the fields of a store of one year."""
     # Everything but the chunks, which zarr keeps in folders with the name c.
     shutil.copytree(source, path, ignore=shutil.ignore_patterns("c"))
     year_group = zarr.open_group(source, mode="r")
@@ -166,16 +166,16 @@ def write_longer_store(source: Path, path: Path, years: int) -> None:
 
 
 def measure_by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
-    """Measure samples from a store against its length."""
-    conf = small_config(folder / "year.nc", folder / "year.zarr")
+    """Measure the time to read samples from a store, by the number of years in the store."""
+    conf = build_small_config(folder / "year.nc", folder / "year.zarr")
     fields.to_netcdf(folder / "year.nc")
     year_store = write_training_store(conf, progress=False)
     paths = {years: folder / f"{years}years.zarr" for years in YEARS}
     for years, path in paths.items():
         write_longer_store(year_store, path, years)
 
-    def open_dataset(path: Path) -> ForecastDataset:
-        return make_dataset(open_store(path), conf)
+    def open_dataset(path: Path) -> SampleDataset:
+        return build_dataset(open_store(path), conf)
 
     opening_runs = {years: functools.partial(open_dataset, path) for years, path in paths.items()}
     opening_seconds = measure_medians(opening_runs, 3)
@@ -201,8 +201,8 @@ def measure_by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     ]
 
 
-def by_workers(conf: DataConfig) -> list[Panel]:
-    """Measure samples of 1 degree against the number of loader threads (a store) or processes (sources)."""
+def measure_by_workers(conf: DataConfig) -> list[Panel]:
+    """Measure the time to read samples of 1 degree, by the number of loader threads (store) or processes (sources)."""
     print("\n| threads or processes | samples a second, 1 degree, 26 channels |\n|---|---|")
     lines = []
     # Name, reader, numbers of threads or processes, and number of samples.
@@ -211,7 +211,7 @@ def by_workers(conf: DataConfig) -> list[Panel]:
         ("source files, processes", open_sources(conf), (0, 1, 2), 20),
     )
     for name, reader, worker_counts, num_samples in cases:
-        dataset = make_dataset(reader, conf)
+        dataset = build_dataset(reader, conf)
         indices = np.random.default_rng(2).permutation(len(dataset))[:num_samples].tolist()
         runs = {workers: functools.partial(read_dataset, dataset, indices, workers) for workers in worker_counts}
         seconds = measure_medians(runs)
@@ -222,7 +222,7 @@ def by_workers(conf: DataConfig) -> list[Panel]:
     return [("loader, two cores", "threads or processes", "samples of 1 degree a second", lines)]
 
 
-def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Panel]:
+def measure_by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Panel]:
     """Measure preprocessing with one and two processes, compared with copying the finished store."""
     print(
         "\n| preprocessing | processes | s | MB/s written | copying the store, s | fraction of copying |\n"
@@ -237,11 +237,11 @@ def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Pan
         for _ in range(rounds):
             for workers in (1, 2):
                 shutil.rmtree(path, ignore_errors=True)
-                pin(workers)
+                pin_to_cores(workers)
                 settings = PreprocessConfig(workers=workers)
                 write_store = functools.partial(write_training_store, conf, settings, progress=False)
                 write_seconds[workers].append(measure_seconds(write_store))
-            pin(1)
+            pin_to_cores(1)
             copy_seconds.append(measure_seconds(functools.partial(shutil.copytree, path, copy)))
             shutil.rmtree(copy)
         files = [file for file in path.rglob("*") if file.is_file()]
@@ -259,8 +259,8 @@ def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Pan
     return [("preprocessing", "processes, a core each", "MB/s written", lines)]
 
 
-def draw(panels: list[Panel], path: Path) -> None:
-    """Draw all panels; vertical axes begin at 0, so that small changes look small."""
+def draw_panels(panels: list[Panel], path: Path) -> None:
+    """Plot all panels; vertical axes begin at 0, so that small changes look small."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -289,9 +289,9 @@ def draw(panels: list[Panel], path: Path) -> None:
 
 
 def measure(folder: Path, figure: Path | None) -> None:
-    """Run all parts, which the docstring of this file describes, and draw the figure if its path is given."""
+    """Run all parts (see the module docstring), and plot the figure if its path is given."""
     logging.disable(logging.WARNING)
-    pin(1)
+    pin_to_cores(1)
     files = sorted(Path(os.environ["SPEEDY"]).glob("*.nc"))
     unused_variables = ["u", "v", "q", "z", "u10", "v10", "tp", "sst"]
     datasets = [xr.open_dataset(file, drop_variables=unused_variables, decode_times=False) for file in files]
@@ -300,18 +300,20 @@ def measure(folder: Path, figure: Path | None) -> None:
     # Otherwise the new files would get the encoding of the source files, such as their chunks.
     for name in fields.variables:
         fields[name].encoding = {}
-    panels = by_files(fields, folder)
+    panels = measure_by_files(fields, folder)
     panels += measure_by_years(fields, folder)
     # Without a grid in the config, the fields stay on the grid of their files.
     coarse = build_data_config(folder, "coarse.zarr", 1000).model_copy(update={"grid": None})
     fine = build_data_config(folder, "fine.zarr", 200)
     # The store that is written here is read below; its panel is the last one of the figure.
-    preprocess_panels = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 2)
-    pin(2)
-    panels += by_workers(fine)
+    preprocess_panels = measure_by_preprocess_workers(
+        {"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 2
+    )
+    pin_to_cores(2)
+    panels += measure_by_workers(fine)
     panels += preprocess_panels
     if figure is not None:
-        draw(panels, figure)
+        draw_panels(panels, figure)
 
 
 def main() -> None:

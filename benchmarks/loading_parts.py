@@ -1,4 +1,4 @@
-"""Time to read whole fields, and a quarter of them, from stores with and without blocks (``preprocess.blocks``).
+"""Time to read whole fields, and a quarter of each field, from stores with and without blocks (``preprocess.blocks``).
 
 The files are in the page cache, so the times are those of copies, checksums and system calls. The values are random, so
 they are stored without compression. Run it on another version of the package, with the same folder, to compare the
@@ -49,7 +49,7 @@ def write_fields(path: Path, num_blocks: int) -> zarr.Array:
 
 
 def build_reads(folder: Path, only: str | None) -> dict[str, Callable[[int], None]]:
-    """Return the reads to be timed, by name; each reads the time of an index into memory that is allocated before."""
+    """Return name -> function to measure, which reads the fields of a time (by index) into preallocated memory."""
     reads: dict[str, Callable[[int], None]] = {}
     for name, num_blocks in STORES.items():
         if only not in (None, name):

@@ -1,10 +1,9 @@
-"""Processor time and memory of each loss of an ensemble: value and gradient with respect to the members.
+"""Processor time and memory of each ensemble loss: its value, and its gradient with respect to the members.
 
     python benchmarks/losses.py [--threads 1] [--rounds 5] [--members 2]
 
-Prints a row for each loss on the grid of the quickstart and on that of the 1 degree starter, with their channels and
-batch sizes. Memory is what the tensors of value and gradient hold at their peak, without the members themselves, and
-that of the constants of the loss.
+The script prints a row for each loss on the grids of the quickstart and the 1 degree starter, with their channels and
+batch sizes. Memory is the peak of the tensors of value and gradient, without the members and the constants of the loss.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ CASES = {
 
 
 def measure(loss: Loss, members_BMCHW: torch.Tensor, truth_BCHW: torch.Tensor, rounds: int) -> tuple[float, float]:
-    """Return processor milliseconds of value and gradient (median), and the peak of its memory in MB."""
+    """Return the median processor time of value and gradient in ms, and the peak of their memory in MB."""
 
     def evaluate() -> None:
         torch.autograd.grad(loss(members_BMCHW, truth_BCHW), members_BMCHW)

@@ -1,9 +1,8 @@
-"""Memory that each rank needs from step to step: weights, gradients and optimizer state, by mesh.
+"""Memory of weights, gradients and optimizer state on each rank, by mesh.
 
-Every mesh of the ranks is really built. The model is split and sharded on the meta device, and then gets memory,
-weights, gradients and AdamW's state as in training. The bytes of a rank are those of its own tensors; the table shows
-the rank with the most bytes. The saving is relative to ddp, where every rank has everything. Meshes are replicate x
-shard x tensor.
+The script builds every mesh of the ranks. As in training, the model is split and sharded on the meta device, and then
+gets memory, weights, gradients and AdamW's state. The table shows the bytes of the tensors on the rank with the most
+bytes. The saving is relative to ddp, with which every rank has all tensors. Meshes are replicate x shard x tensor.
 
     torchrun --standalone --nproc-per-node=4 benchmarks/memory.py [--decoder pixel_shuffle]
 """
@@ -42,7 +41,7 @@ MESHES = [
 
 
 def measure_rank_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
-    """Collective: return the number of parameters of the model and the bytes that this rank holds.
+    """Collective: return the number of parameters of the model, and the bytes of the tensors on this rank.
 
     Args:
         mesh: mesh of the ranks.
@@ -72,7 +71,7 @@ def measure_rank_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, 
 
 
 def require_num_ranks(parser: argparse.ArgumentParser, num_ranks: int) -> None:
-    """End the program with an error of the command line unless it was started on the ranks that the meshes need."""
+    """End the program with a command-line error if it was not started on `NUM_RANKS` ranks."""
     if num_ranks != NUM_RANKS:
         parser.error(
             f"its meshes are for {NUM_RANKS} ranks, and {num_ranks} were started; start it with torchrun "
@@ -81,7 +80,7 @@ def require_num_ranks(parser: argparse.ArgumentParser, num_ranks: int) -> None:
 
 
 def main() -> None:
-    """Print a row for each mesh, with the bytes of the rank that holds most."""
+    """Print a row for each mesh, with the bytes on the rank with the most bytes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decoder", default="transposed", choices=("transposed", "pixel_shuffle"))
     decoder = parser.parse_args().decoder

@@ -1,4 +1,4 @@
-"""Options that several benchmarks have; a value that measures nothing is refused before anything is measured."""
+"""Command-line options of several benchmarks; invalid values raise an error before the measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NETWORK = "credit/models/wxformer/crossformer.py"
 
 
 def add_counts(parser: argparse.ArgumentParser, *, rounds: int, steps: int) -> None:
-    """Add --threads, --rounds and --steps, with these defaults."""
+    """Add the options --threads, --rounds and --steps to a parser; `rounds` and `steps` are defaults."""
     # Imported here, because benchmarks of the commands set the environment of torch before they import it.
     import torch
 
@@ -19,23 +19,25 @@ def add_counts(parser: argparse.ArgumentParser, *, rounds: int, steps: int) -> N
 
 
 def add_reference(parser: argparse.ArgumentParser) -> None:
-    """Add --reference, the folder of the reference implementation."""
-    parser.add_argument("--reference", type=_reference_folder, help="folder with the unpacked wheel of miles-credit")
+    """Add the option --reference, the folder of the reference implementation, to a parser."""
+    parser.add_argument(
+        "--reference", type=_parse_reference_folder, help="folder with the unpacked wheel of miles-credit"
+    )
 
 
 def positive(text: str) -> int:
-    """Return the number of an option's text.
+    """Convert the string of an option to a positive whole number.
 
     Raises:
-        argparse.ArgumentTypeError: if it is not a whole number of 1 or more.
+        argparse.ArgumentTypeError: if the string is not a whole number of at least 1.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
     return int(text)
 
 
-def _reference_folder(text: str) -> Path:
-    """Return the folder of an option's text, which must have the reference network."""
+def _parse_reference_folder(text: str) -> Path:
+    """Convert the string of an option to the path of a folder, which must contain the reference network."""
     folder = Path(text)
     if not (folder / _NETWORK).is_file():
         raise argparse.ArgumentTypeError(

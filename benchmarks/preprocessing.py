@@ -1,8 +1,8 @@
-"""Time of `credit preprocess` with statistics, compared with a copy of the finished store, in paired rounds.
+"""Time of `credit preprocess` with statistics, compared with a copy of the finished store.
 
-Each round writes one store and copies it. The copy is timed twice: between files in the page cache, and with the time
-until its bytes are on the disk (`os.sync`). Processor time is that of this process; other work on the machine disturbs
-it less than the time. The output is the median over the rounds, without the first one, which imports and compiles.
+Each round writes one store and copies it. The copy is measured twice: within the page cache, and until its bytes are on
+the disk (`os.sync`). Other work on the machine disturbs the processor time of this process less than the elapsed time.
+The output is the median over the rounds, without the first round, which imports and compiles.
 
     SPEEDY=FOLDER python benchmarks/preprocessing.py [--grid 5p6|1deg] [--times 200] [--rounds 6] [--compression lz4]
 """
@@ -27,7 +27,7 @@ from credit.data.store.preprocess import write_training_store
 
 
 def time_call(function: Callable[[], object]) -> tuple[float, float]:
-    """Call a function; return its seconds, and its seconds of processor time."""
+    """Call a function, and return (elapsed seconds, seconds of processor time)."""
     start = time.perf_counter()
     processor_start = time.process_time()
     function()
@@ -47,7 +47,7 @@ def build_config(grid: str, folder: Path, times: int) -> DataConfig:
 
 
 def measure_round(conf: DataConfig, settings: PreprocessConfig, copy: Path) -> dict[str, float]:
-    """Write a store and copy it; return seconds by name, and remove both."""
+    """Write a store, copy it, and remove both; return name of a measurement -> seconds."""
     seconds: dict[str, float] = {}
 
     def copy_to_disk() -> None:

@@ -8,10 +8,11 @@ same forecast with the package:
 - the cases of files write it;
 - the scored cases score it as `credit_verify --online` does: three baselines, five default regions, 16 winds.
 
-Reading the truth costs nothing here. Each case runs in a separate process, which gives its peak memory (resident set).
-In this process the case alternates with "bare network" and "forecast alone", because two processes may differ by more
-than what is measured. The ratios are medians over the rounds, of time and of processor time. On a machine that others
-use, processor time tells more.
+Reading the truth takes no time here. Each case runs in a separate process, whose peak memory (resident set) is
+reported. In this process, the case alternates with "bare network" and "forecast alone", because speeds of separate
+processes differ too much. The ratios are medians over the rounds, of time and of processor time. On a shared
+machine, processor time is
+more reliable.
 
     python benchmarks/rollout.py [--threads 2] [--steps 40] [--rounds 3] [--members 1] [--amp] [--cases zarr scored]
 
@@ -77,7 +78,7 @@ GROUPS = {
 
 
 class RandomFrames:
-    """Initial states that cost nothing to read."""
+    """Frame reader that returns the same random initial state and forcing at once."""
 
     def __init__(self, channels: int, shape: tuple[int, int]) -> None:
         self._fields = np.random.default_rng(0).standard_normal((channels, *shape), dtype=np.float32)
@@ -90,7 +91,7 @@ class RandomFrames:
 
 
 class RandomReader:
-    """Truth and training data that cost nothing to read: a time every ten days of 2000, then every step."""
+    """Field reader that returns random truth and training data at once: every ten days of 2000, then every step."""
 
     def __init__(self, channels: ChannelMap, grid: LatLonGrid, steps: int) -> None:
         self.channels = channels
@@ -122,7 +123,7 @@ class RandomReader:
         return int(indices[0])
 
 
-def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
+def build_stepper_and_inputs(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     """Return the stepper of the starter's network, its initial states, its channels and its grid.
 
     Args:
@@ -146,12 +147,12 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
 
 
 def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict[str, object]:
-    """Run one case in this process, by turns with those that it is compared with.
+    """Measure one case in this process, in alternation with the cases that it is compared with.
 
     Returns:
-        Case -> (rounds, 2), seconds and seconds of the processor a step, end of writing included; peak memory in GB.
+        Case -> (rounds, 2) seconds and processor seconds per step, including the end of writing; peak memory in GB.
     """
-    stepper, frames, channels, grid = build(amp)
+    stepper, frames, channels, grid = build_stepper_and_inputs(amp)
     starts = build_starts([0], members)
     with torch.inference_mode():
         # State of all members (M, C, 1, H, W), and the network's input: there is no forcing.
@@ -161,12 +162,12 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
 
         def run_once(name: str) -> np.ndarray:
             if name == BARE:
-                return _compute(stepper, x, steps, amp)
+                return _time_network(stepper, x, steps, amp)
             if name == SCORED:
-                return _score(stepper, frames, channels, grid, steps, members)
+                return _time_scoring(stepper, frames, channels, grid, steps, members)
             outputs = forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, steps)
             if name == ALONE:
-                return _consume(outputs, steps)
+                return _time_discarded_forecast(outputs, steps)
             with tempfile.TemporaryDirectory() as folder:
                 leads = [STEP * number for number in range(1, steps + 1)]
                 lead_indices = {lead: index for index, lead in enumerate(leads)}
@@ -174,12 +175,12 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
                 options = OutputOptions(**CASES[name])
                 file_members = None if members == 1 else members
                 writer = ForecastWriter(folder, fields, leads, [0], options, members=file_members)
-                start = _now()
+                start = _read_clocks()
                 with BackgroundWriter(writer, lead_indices, STEP, "benchmark", [0]) as background:
                     if name == BOTH:
-                        return _score(stepper, frames, channels, grid, steps, members, background)
+                        return _time_scoring(stepper, frames, channels, grid, steps, members, background)
                     _write(outputs, starts, background)
-                return (_now() - start) / steps
+                return (_read_clocks() - start) / steps
 
         # The case itself may be one of those that it is compared with.
         names = list(dict.fromkeys([BARE, ALONE, case]))
@@ -193,30 +194,30 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
     return {"times": times, "peak": peak}
 
 
-def _now() -> np.ndarray:
-    """Return the time and the processor time of this process, seconds."""
+def _read_clocks() -> np.ndarray:
+    """Return the current time and the processor time of this process in seconds, (2,)."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def _compute(stepper: Stepper, x: torch.Tensor, steps: int, amp: bool) -> np.ndarray:
+def _time_network(stepper: Stepper, x: torch.Tensor, steps: int, amp: bool) -> np.ndarray:
     """Run the network alone, and return its seconds and processor seconds per step, (2,)."""
-    start = _now()
+    start = _read_clocks()
     for _ in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
             stepper.model(x)
-    return (_now() - start) / steps
+    return (_read_clocks() - start) / steps
 
 
-def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
+def _time_discarded_forecast(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
     """Make a forecast, discard it, and return its seconds and processor seconds per step, (2,)."""
-    start = _now()
+    start = _read_clocks()
     for _ in outputs:
         pass
-    return (_now() - start) / steps
+    return (_read_clocks() - start) / steps
 
 
-def _score(stepper, frames, channels, grid, steps: int, members: int, background=None) -> np.ndarray:
-    """Score a forecast, and return the seconds and processor seconds from one step to the next, (2,).
+def _time_scoring(stepper, frames, channels, grid, steps: int, members: int, background=None) -> np.ndarray:
+    """Score a forecast, and return its seconds and processor seconds per step, (2,).
 
     The time does not include the fit of climatology and damping before the first step, and the tables at the end.
     """
@@ -230,7 +231,7 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
         # The files have the initial time 0.
         file_starts = [replace(start, initial_minutes=0, analysis_minutes=0) for start in starts]
         for step in range(1, num_steps + 1):
-            step_starts.append(_now())
+            step_starts.append(_read_clocks())
             output = next(outputs)
             if background is not None:
                 background.put(file_starts, step, output)

@@ -2,8 +2,8 @@
 
     python benchmarks/run.py CONFIG [key=value ...] [--rounds 5]
 
-Each round is a process of `credit train` in a new folder, which takes a single step. Its clock begins before Python
-starts. The output is the median (least to largest). `credit train --profile` shows the parts of later steps.
+Each round starts a process of `credit train` in a new folder, which takes a single step. The time begins before Python
+starts. The output is the median, the smallest and the largest time. `credit train --profile` shows later steps.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import gradient_norm
+from credit.parallel.reduce import reduce_norm_and_flags
 from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.optim import build_optimizer
 
@@ -44,15 +44,15 @@ CHANNELS = 80
 UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (WindowAttention, FeedForward)}
 
 
-def mark(model: nn.Module, unit: str) -> None:
-    """Make `unit` the sharding unit of the encoder."""
+def mark_sharding_units(model: nn.Module, unit: str) -> None:
+    """Mark the modules of the encoder that are sharding units, according to a kind of unit in `UNITS`."""
     for module in model.modules():
         for name, classes in UNITS.items():
             if isinstance(module, classes):
                 module._fsdp2_shard = name == unit
 
 
-def build(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> nn.Module:
+def build_distributed_network(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> nn.Module:
     """Collective: return the network, distributed over a mesh, in training mode.
 
     Args:
@@ -68,7 +68,7 @@ def build(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> nn.Module:
             global_window_size=[4, 2, 2, 1], local_window_size=[4, 4, 2, 1],
             padding={"mode": "earth", "lat": [8, 8], "lon": [16, 16]}, decoder="pixel_shuffle",
         )  # fmt: skip
-    mark(model, args.units)
+    mark_sharding_units(model, args.units)
     parallelize(model, mesh.device_mesh, shard=data != "none", checkpoint=args.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
@@ -80,7 +80,7 @@ def measure(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> tuple[floa
 
     The parameters are those of `build`.
     """
-    model = build(mesh, data, args)
+    model = build_distributed_network(mesh, data, args)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
     # Data-parallel ranks have different samples, tensor-parallel peers the same.
     fields = torch.randn(1, *model.spec.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
@@ -88,7 +88,7 @@ def measure(mesh: DeviceGrid, data: str, args: argparse.Namespace) -> tuple[floa
     def step() -> None:
         spectral_norm.advance_power_iterations(model)
         (model(fields) - fields).square().mean().backward()
-        norm, _ = gradient_norm([p.grad for p in model.parameters()])
+        norm, _ = reduce_norm_and_flags([p.grad for p in model.parameters()])
         optimizer.grad_scale = norm.clamp(min=1.0)
         optimizer.step()
         optimizer.zero_grad()

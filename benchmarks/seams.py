@@ -1,4 +1,4 @@
-"""Error of forecasts by column and by row, over that of persistence: shows a seam of the grid and errors at the poles.
+"""Forecast error / persistence error by column and by row, which shows a seam of the grid and errors at the poles.
 
     python benchmarks/seams.py RUN_FOLDER [RUN_FOLDER ...] --leads 24 72
 
@@ -59,7 +59,7 @@ def sum_squared_errors(run: Path, lead_hours: int, names: list[str]) -> tuple[np
 
 
 def compare_edges(model_errors: np.ndarray, persistence_errors: np.ndarray, area_HW: np.ndarray) -> tuple[float, float]:
-    """Return the measures of the table for one channel.
+    """Return the edge ratio of the columns and the edge ratio of the rows, for one channel.
 
     Args:
         model_errors: (H, W) squared errors of the forecasts.

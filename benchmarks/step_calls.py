@@ -2,8 +2,8 @@
 
     python benchmarks/step_calls.py [--step 4] [--lines 40]
 
-If a step makes many calls, a GPU waits for Python. A reader of the step also has to read the files of these calls.
-List comprehensions and generators count as calls in Python 3.11.
+If a step makes many calls, a GPU waits for Python. A reader of the code must also read the files of these calls. Python
+3.11 counts list comprehensions and generators as calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CallCounter(AbstractContextManager):
 
     @property
     def calls_by_file(self) -> Counter[str]:
-        """File, as a path in the package -> number of calls."""
+        """Path of a file in the package -> number of calls."""
         by_file: Counter[str] = Counter()
         for (file, _), count in self.calls.items():
             by_file[file] += count
@@ -56,7 +56,7 @@ class CallCounter(AbstractContextManager):
 
 
 def count_step(number: int) -> CallCounter:
-    """Train the quickstart until optimizer step `number` (from 1), and return what was counted in that step."""
+    """Train the quickstart until optimizer step `number` (from 1), and return the counter of the calls in this step."""
     from credit.cli.train import run_command
     from credit.train.step import TrainingStep
 

@@ -55,8 +55,8 @@ CASES = [("reference", "float32"), ("ours", "float32"), ("ours", "bfloat16")]
 _PASSES = ("forward", "backward")
 
 
-class Parts(TorchDispatchMode):
-    """Meter of what a step spends in each part of the network.
+class PartMeter(TorchDispatchMode):
+    """Meter of the time, operations and kept memory of a step in each part of the network.
 
     Args:
         model: the network.
@@ -82,7 +82,7 @@ class Parts(TorchDispatchMode):
                     self._follow(module, part)
 
     def _follow(self, module: nn.Module, part: str) -> None:
-        """Count what a module spends for `part`, in both passes, by hooks."""
+        """Register hooks that count the time of a module for `part`, in the forward and the backward pass."""
 
         def begin(module: nn.Module, args: tuple) -> tuple:
             self.enter(part)
@@ -90,24 +90,24 @@ class Parts(TorchDispatchMode):
             gated_args = []
             for arg in args:
                 if isinstance(arg, Tensor):
-                    arg = _Gate.apply(arg, self, OTHER)
+                    arg = _PartBoundary.apply(arg, self, OTHER)
                 gated_args.append(arg)
             return tuple(gated_args)
 
         def end(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             self.enter(OTHER)
             # The backward pass enters the part at the output.
-            return _Gate.apply(output, self, part)
+            return _PartBoundary.apply(output, self, part)
 
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end)
 
     def enter(self, part: str, new_pass: str | None = None) -> None:
-        """Count the time up to now for the part that the step leaves, and enter another part.
+        """Add the elapsed time to the part that the step leaves, and enter a different part.
 
         Args:
             part: the part that begins.
-            new_pass: ``backward`` if the backward pass begins, None to stay in the present pass.
+            new_pass: ``backward`` if the backward pass begins; None to stay in the current pass.
         """
         now = time.perf_counter()
         self.totals[self._pass][self._part] += now - self._entry_time
@@ -124,8 +124,8 @@ class Parts(TorchDispatchMode):
         self._pass = "forward"
         self._entry_time = time.perf_counter()
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that is kept for the backward pass."""
+    def count_kept_tensor(self, tensor: Tensor) -> Tensor:
+        """Count the bytes of a tensor that is kept for the backward pass; return the tensor."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._kept_storages and key not in self._weight_keys:
@@ -141,11 +141,11 @@ class Parts(TorchDispatchMode):
         return result
 
 
-class _Gate(torch.autograd.Function):
+class _PartBoundary(torch.autograd.Function):
     """Identity; when the gradient of the tensor arrives here in the backward pass, the step enters `part`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parts: Parts, part: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, parts: PartMeter, part: str) -> Tensor:
         ctx.parts = parts
         ctx.part = part
         return x.view_as(x)
@@ -157,11 +157,11 @@ class _Gate(torch.autograd.Function):
 
 
 @contextmanager
-def counting(parts: Parts) -> Iterator[None]:
-    """Also count operations and kept bytes during the block, which makes the step slower."""
+def count_operations(parts: PartMeter) -> Iterator[None]:
+    """Context in which operations and kept bytes are also counted, which makes a step slower."""
     with ExitStack() as stack:
         stack.enter_context(parts)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(parts.keep, lambda tensor: tensor))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(parts.count_kept_tensor, lambda tensor: tensor))
         yield
 
 
@@ -185,7 +185,7 @@ def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
         model = build_reference()
     x, target = random_sample(STARTER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    parts = Parts(model.train(), PARTS[package])
+    parts = PartMeter(model.train(), PARTS[package])
 
     def step() -> dict[str, dict[str, float]]:
         parts.begin()
@@ -203,11 +203,11 @@ def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
         return sum(sum(totals[name].values()) for name in _PASSES)
 
     # Counting takes time, so the step that is counted is not among those that are timed.
-    with counting(parts):
+    with count_operations(parts):
         counted = step()
     timed_steps = [step() for _ in range(steps)]
     fastest = min(timed_steps, key=total_seconds)
-    result: dict[str, Any] = {"rate": _product_rate(getattr(torch, dtype))}
+    result: dict[str, Any] = {"rate": _measure_product_rate(getattr(torch, dtype))}
     for name in _PASSES:
         result[name] = fastest[name]
     for name in ("flops", "kept"):
@@ -215,8 +215,8 @@ def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
     return result
 
 
-def _product_rate(dtype: torch.dtype) -> float:
-    """Return the FLOP/s of a large matrix product."""
+def _measure_product_rate(dtype: torch.dtype) -> float:
+    """Measure and return the FLOP/s of a large matrix product."""
     n = 2048
     a = torch.randn(n, n).to(dtype)
     b = torch.randn(n, n).to(dtype)
@@ -245,7 +245,7 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return columns
 
 
-def show(case: tuple[str, str], columns: dict[str, dict[str, float]]) -> None:
+def print_case(case: tuple[str, str], columns: dict[str, dict[str, float]]) -> None:
     """Print the table of a case."""
     print(f"\n{' '.join(case):22}{'GFLOP':>8}{'floor':>9}{'forward':>9}{'backward':>9}{'sum':>9} ms{'kept':>8} MB")
     rows = {part: {column: values[part] for column, values in columns.items()} for part in ROWS}
@@ -259,7 +259,7 @@ def show(case: tuple[str, str], columns: dict[str, dict[str, float]]) -> None:
         )
 
 
-def draw(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path) -> None:
+def draw_cases(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path) -> None:
     """Draw the time of each case as a bar of its parts, with its floor as a line."""
     import matplotlib
 
@@ -313,9 +313,9 @@ def main() -> None:
     results = {case: summarise(case_rounds) for case, case_rounds in rounds.items()}
     print(f"torch {torch.__version__}, {args.threads} threads, medians of {args.rounds} rounds")
     for case, columns in results.items():
-        show(case, columns)
+        print_case(case, columns)
     if args.figure:
-        draw(results, args.figure)
+        draw_cases(results, args.figure)
 
 
 if __name__ == "__main__":

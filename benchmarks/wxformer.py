@@ -52,7 +52,7 @@ MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 
 
 def build_ours(model: str = "starter") -> nn.Module:
-    """Return our network, in a process that is set up as by our commands."""
+    """Return our network, with the process settings of `credit train` and `credit rollout`."""
     from credit.cli.common import set_environment_defaults
     from credit.models.wxformer import WXFormer
 
@@ -167,7 +167,7 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
-    """Do what `credit train` and `credit rollout` do before the first step."""
+    """Prepare the network like `credit train` or `credit rollout` before the first step."""
     from credit.models.inference import prepare_for_inference
     from credit.utils.malloc import retain_freed_memory
 
@@ -239,7 +239,7 @@ def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) ->
 
 
 def _print(mode: str, dtype: str, package: str, results: list[dict[str, float]]) -> None:
-    """Print a row with the median, the least and the largest of each quantity over the rounds."""
+    """Print a row with the median, the smallest and the largest value of each quantity over the rounds."""
     cells = ""
     for key in ("time", "cpu", "peak", "tensors"):
         values = [result[key] for result in results]

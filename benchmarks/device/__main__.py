@@ -1,20 +1,20 @@
-"""Everything that one GPU can tell, in at most nine minutes: equality to the CPU, time, memory, kernels, graphs.
+"""All measurements on one GPU, in at most nine minutes: equality to the CPU, time, memory, kernels and CUDA graphs.
 
     python -m benchmarks.device --out FOLDER [--minutes 9] [--parts equality steps ...] [--cases WORD ...]
         [--device cuda|cpu] [--fast] [--reference FOLDER] [--run CONFIG ROWSxCOLUMNS [key=value ...]]
 
 Start it in the repository. --list prints the parts with their shares of the time and the questions that they answer.
-Parts run in the order of their worth, whatever the order of --parts. FOLDER gets ``results.json``, ``results.md`` with
-a table for each part, and the log of the worker process. Both files are written anew after each case.
+The most important parts run first, in any order of --parts. FOLDER gets ``results.json``, ``results.md`` with
+a table for each part, and the log of the worker process. Both files are rewritten after each case.
 
-A worker process measures. An error is recorded, and the next case or part follows. After an error of CUDA, or if a part
-takes much longer than its share, the worker is ended, and a new one begins with the next part. The time limit ends it,
-too; what was measured until then is in the files.
+A worker process measures. An error is recorded, and the next case or part follows. After a CUDA error, or if a part
+takes much longer than its share of the time, the worker is ended, and a new worker begins with the next part. At the
+time limit, the worker is also ended; the files contain the results up to this time.
 
-On a machine without a GPU, ``--device cpu --fast`` tries the script with small networks. The times then say nothing of
-a GPU, and parts that need one say so. --cases measures only the cases whose names contain one of the words. --run names
-a run that the parts steps, kernels, graphs, compiled, forecasts and memory measure instead of those of this repository;
-no data are opened. --reference is the folder of the unpacked wheel of the published package.
+On a machine without a GPU, ``--device cpu --fast`` tests the script with small networks. These times are not valid
+for a GPU, and parts that need a GPU report this. --cases measures only the cases whose names contain one of the words.
+--run names a run that the parts steps, kernels, graphs, compiled, forecasts and memory measure instead of the runs of
+this repository; no data are opened. --reference is the folder of the unpacked wheel of the published package.
 
 Exit status: 0 if all parts were measured and no check failed, else 1.
 """
@@ -65,7 +65,7 @@ class Supervisor:
         )
 
     def run(self, part_names: list[str]) -> None:
-        """Measure the parts, with a new worker after each that had to be ended."""
+        """Measure the parts; if a worker had to be ended, start a new worker for the remaining parts."""
         remaining = list(part_names)
         while remaining and time.monotonic() < self._end:
             self._run_worker(remaining)
@@ -79,7 +79,7 @@ class Supervisor:
         self.results.write(self._options.out)
 
     def _run_worker(self, part_names: list[str]) -> None:
-        """Start a worker for these parts, and follow it until it ends or has to be ended."""
+        """Start a worker for some parts, and wait until it ends or must be ended."""
         options = {
             "parts": part_names,
             "device": self._options.device,
@@ -126,12 +126,12 @@ class Supervisor:
         self.results.write(self._options.out)
 
     def _limit_seconds(self, name: str) -> float:
-        """Return the seconds after which a part is ended."""
+        """Return the time limit of a part in seconds; after this time, its worker is ended."""
         share = next(part.share for part in PARTS if part.name == name)
         return _START_SECONDS + _LIMIT_FACTOR * share * self._options.minutes * 60
 
     def _read_records(self) -> str | None:
-        """Add the new records to the results; return the part that the last of them begins or belongs to."""
+        """Add new records of the worker to the results; return the name of the part in the last record."""
         records, self._offset = read_records(self._options.out, self._offset)
         for record in records:
             self.results.add(record)

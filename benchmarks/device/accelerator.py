@@ -1,7 +1,7 @@
 """The device under measurement: all calls that differ between a GPU and a CPU.
 
-On a CPU the measurements try the scripts, and their numbers are of little use. There is no peak of memory there, and
-the share of the device is unknown.
+On a CPU, measurements only test the scripts. A CPU has no peak of memory, and the share of time in which it computes is
+unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COPIES = ("Memcpy", "Memset")
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Work of one step, as torch's profiler sees it.
+    """Work of one step, measured with torch's profiler.
 
     Attributes:
         kernels: number of kernels on the device; on a CPU, of operators.
@@ -45,7 +45,7 @@ class StepProfile:
     seconds_by_kernel: dict[str, float] = field(default_factory=dict)
 
     def describe_longest(self, count: int = 5) -> str:
-        """Return the kernels that take most of the time, with their shares of the busy time."""
+        """Return the kernels with the longest total times as a string, with their shares of the busy time."""
         texts = []
         for name, seconds in Counter(self.seconds_by_kernel).most_common(count):
             texts.append(f"{name[:48]} {seconds / self.busy_s:.0%}")
@@ -83,7 +83,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back the memory of objects that are no longer used, and forget compiled code."""
+        """Free the memory of unused objects, and delete compiled code."""
 
     @abstractmethod
     def reset_peak(self) -> None:
@@ -91,7 +91,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
-        """Return the peak of torch's allocator since `reset_peak`; None on a CPU."""
+        """Return the largest memory in bytes of torch's allocator since `reset_peak`; None on a CPU."""
 
     @abstractmethod
     def profile(self, step: Callable[[], object]) -> StepProfile:
@@ -107,7 +107,7 @@ class Accelerator(ABC):
 
 
 class CpuAccelerator(Accelerator):
-    """The CPU, which stands for a GPU to try the scripts."""
+    """CPU in place of a GPU, to test the scripts."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -132,7 +132,7 @@ class CpuAccelerator(Accelerator):
         return None
 
     def profile(self, step: Callable[[], object]) -> StepProfile:
-        """Take a step; operators count as kernels, and the CPU is busy all the time."""
+        """Take a step and return its profile; operators are counted as kernels, and the CPU is always busy."""
         with _OperatorCounter() as counter:
             start = time.perf_counter()
             step()
@@ -140,12 +140,12 @@ class CpuAccelerator(Accelerator):
         return StepProfile(counter.calls, None, seconds)
 
     def capture(self, step: Callable[[], object]) -> Callable[[], object]:
-        """Refuse: a CPU has no CUDA graphs."""
+        """Raise a NotImplementedError, because a CPU has no CUDA graphs."""
         raise NotImplementedError("a CPU has no CUDA graphs")
 
 
 class _OperatorCounter(TorchDispatchMode):
-    """Mode that counts calls of torch's operators, views and allocations included.
+    """Dispatch mode that counts calls of torch's operators, including views and allocations.
 
     Attributes:
         calls: number of calls.
@@ -212,14 +212,14 @@ class CudaAccelerator(Accelerator):
         torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int | None:
-        """Return the peak of the bytes that torch's allocator has given out."""
+        """Return the largest number of bytes that torch's allocator has used since `reset_peak`."""
         return torch.cuda.max_memory_allocated()
 
     def profile(self, step: Callable[[], object]) -> StepProfile:
         """Take a step, and read its kernels and the host's calls from the profiler's events.
 
         Raises:
-            RuntimeError: if the profiler saw no kernel.
+            RuntimeError: if the profiler recorded no kernel.
         """
         self.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -243,10 +243,10 @@ class CudaAccelerator(Accelerator):
                 launches += 1
         if not intervals:
             raise RuntimeError("torch's profiler saw no kernel; it needs CUPTI, and often a driver that permits it")
-        return StepProfile(kernels, launches, _covered_ns(intervals) / 1e9, dict(seconds))
+        return StepProfile(kernels, launches, _sum_covered_ns(intervals) / 1e9, dict(seconds))
 
     def capture(self, step: Callable[[], object]) -> Callable[[], object]:
-        """Record a step as a CUDA graph, after three steps on another stream, as torch's documentation asks for."""
+        """Record a step as a CUDA graph and return its replay; three warm-up steps on a separate stream come first."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -260,14 +260,14 @@ class CudaAccelerator(Accelerator):
 
 
 def _forget_compiled_code() -> None:
-    """Forget what `torch.compile` has compiled in this process, if anything."""
+    """Delete all code that `torch.compile` has compiled in this process."""
     # Nothing is compiled unless torch's compiler has been imported, which takes seconds.
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
-def _covered_ns(intervals: list[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals (start, end)."""
+def _sum_covered_ns(intervals: list[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals (start, end) in nanoseconds."""
     covered = 0
     last_end = 0
     for start, end in sorted(intervals):

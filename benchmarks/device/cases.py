@@ -51,17 +51,17 @@ class Run:
     grid: str
     overrides: tuple[str, ...] = ()
 
-    def change(self, name: str, *overrides: str) -> Run:
-        """Return the run with further overrides, and `name` behind its own name."""
+    def with_overrides(self, name: str, *overrides: str) -> Run:
+        """Return a copy of the run with additional overrides; `name` is appended to the name of the run."""
         return Run(f"{self.name} {name}", self.config, self.grid, (*self.overrides, *overrides))
 
     def in_precision(self, precision: str) -> Run:
         """Return the run in a precision of `PRECISIONS`."""
-        return self.change(precision, *PRECISIONS[precision])
+        return self.with_overrides(precision, *PRECISIONS[precision])
 
 
 def quickstart(network: str, fast: bool) -> Run:
-    """Return the quickstart with a network of `NETWORKS`; `fast` makes its batch, and WXFormer, smaller."""
+    """Return the quickstart run with a network of `NETWORKS`; `fast` reduces the batch and the size of WXFormer."""
     overrides = NETWORKS[network]
     if fast:
         overrides += ("trainer.train_batch_size=1", "trainer.valid_members=2", "inference.batch_size=1")
@@ -71,7 +71,7 @@ def quickstart(network: str, fast: bool) -> Run:
 
 
 def starter(fast: bool) -> Run:
-    """Return the 1 degree starter with one batch in a step; `fast` puts its network on a grid of 5.6 degrees."""
+    """Return the run of the 1 degree starter with one batch per step; `fast` uses a grid of 5.6 degrees."""
     config = str(CONFIGS / "wxformer_1deg.yml")
     if fast:
         # The padding of the small grid keeps its cells a multiple of the windows.
@@ -81,6 +81,6 @@ def starter(fast: bool) -> Run:
 
 
 def quarter_degree() -> Run:
-    """Return the model at 0.25 degrees with one sample in a step."""
+    """Return the run of the model at 0.25 degrees with one sample per step."""
     overrides = ("trainer.grad_accum_every=1", "trainer.train_batch_size=1", "inference.batch_size=1")
     return Run("0.25deg", str(CONFIGS / "wxformer_0p25deg.yml"), "721x1440", overrides)

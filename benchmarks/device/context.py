@@ -1,4 +1,4 @@
-"""What a part gets and how it measures: the device, the time that is left, cases one after another."""
+"""Device, time limit and options of a part, and functions that measure its cases one after another."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Context:
     Attributes:
         accelerator: the device.
         fast: True for small networks and few repetitions, to try the script.
-        deadline: `time.monotonic` after which no further case begins.
+        deadline: value of `time.monotonic` after which no further case begins.
         folder: folder of the records.
         reference: folder with the unpacked wheel of the published package; None for no comparison.
-        words: the cases whose names contain one of these words are measured; empty for all.
-        run: the run that parts measure instead of their lists of runs; None for these lists.
+        words: only cases whose names contain one of these words are measured; empty for all cases.
+        run: run that parts measure instead of their lists of runs; None to measure these lists.
     """
 
     accelerator: Accelerator
@@ -41,12 +41,12 @@ class Context:
     run: Run | None = None
 
     def select(self, items: Iterable[Item], count: int = 1) -> list[Item]:
-        """Return all items, or with `fast` the first `count` of them."""
+        """Return all items, or only the first `count` items if `fast` is true."""
         selected = list(items)
         return selected[:count] if self.fast else selected
 
     def measure_cases(self, cases: Iterable[tuple[str, Callable[[], Row]]]) -> Iterator[Row]:
-        """Yield the row of each case. An error takes the place of the case's numbers, and the next case follows.
+        """Measure cases one after another, and yield the row of each; after an error, the row contains the error.
 
         Args:
             cases: name and function that returns the row.
@@ -71,7 +71,7 @@ class Context:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the type and the beginning of the message of an error, in one line."""
+    """Return the type of an error and the beginning of its message in one line."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}"[:_ERROR_LENGTH]
 
@@ -96,14 +96,14 @@ class Timing:
 def time_steps(
     accelerator: Accelerator, step: Callable[[], object], seconds: float = 1.5, rounds: int = 5, warm_up: int = 3
 ) -> Timing:
-    """Return the time of a step, measured from a device at rest until it is at rest again.
+    """Return the time of a step, from an idle device until the device is idle again.
 
     Args:
         accelerator: the device.
         step: function that takes a step.
         seconds: time of all rounds together; a round has at least one step.
         rounds: number of rounds.
-        warm_up: number of steps that do not count.
+        warm_up: number of steps before the measurement.
     """
     for _ in range(warm_up):
         step()

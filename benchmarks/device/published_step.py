@@ -1,6 +1,6 @@
 """Training step of the published package's network, as JSON: ``python published_step.py cuda|cpu bfloat16|tf32``.
 
-It runs in a process of its own, in which `credit` is the published package, so it imports nothing of this one.
+The script runs in a separate process in which `credit` is the published package, so it does not import this package.
 """
 
 from __future__ import annotations

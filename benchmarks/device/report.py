@@ -1,8 +1,8 @@
-"""Results in the output folder: records as they come, and from them one JSON document and one page with tables.
+"""Results in the output folder: records of the worker, and a JSON document and a page with tables from these records.
 
-The worker process appends a record to ``records.jsonl`` at the begin, after each row and at the end of a part. The
-process that started it reads them and writes ``results.json`` and ``results.md`` anew. A time limit or a crash
-therefore loses the case under way and nothing else.
+The worker process appends a record to ``records.jsonl`` at the beginning and the end of a part, and after each row.
+The process that started the worker reads the records and rewrites ``results.json`` and ``results.md``.
+After a time limit or a crash, only the result of the current case is therefore lost.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class PartResult:
     """Result of a part so far.
 
     Attributes:
-        status: "running", "done", "failed" (with `error`), "stopped" (at its time limit) or "not reached".
+        status: "running", "done", "failed" (with `error`), "stopped" (at the time limit) or "not reached".
         seconds: time of the part.
-        rows: the rows of its table.
-        error: the error that ended the part; empty without one.
+        rows: rows of the table of the part.
+        error: error that ended the part; empty if there was no error.
     """
 
     status: str = "running"
@@ -83,7 +83,7 @@ class Results:
         return "\n".join(lines) + "\n"
 
     def list_problems(self) -> list[str]:
-        """Return a text for each part that did not end well, each error of a case and each check that failed."""
+        """Return a line for each part that did not finish, each error of a case, and each failed check."""
         problems = []
         for name, result in self.parts.items():
             if result.status not in ("running", "done"):
@@ -103,7 +103,7 @@ def append_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete records behind a byte offset, and the offset behind the last of them."""
+    """Return the complete records after a byte offset, and the offset of the end of the last complete record."""
     path = folder / RECORDS
     if not path.exists():
         return [], offset
@@ -116,7 +116,7 @@ def read_records(folder: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def format_table(rows: list[Row]) -> list[str]:
-    """Return the lines of a Markdown table, with a column for each title in any row."""
+    """Return the lines of a Markdown table; it has a column for each key that occurs in at least one row."""
     titles: dict[str, None] = {}
     for row in rows:
         titles |= dict.fromkeys(row)
@@ -130,7 +130,7 @@ def format_table(rows: list[Row]) -> list[str]:
 
 
 def format_value(value: str | float | int | bool | None) -> str:
-    """Return a cell of a table; None is an empty cell, and a number has four digits."""
+    """Return a value as a cell of a table; None is an empty cell, and a number has four digits."""
     if value is None:
         return ""
     if isinstance(value, bool):

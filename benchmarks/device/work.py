@@ -1,4 +1,4 @@
-"""Training and forecast steps of a run on random fields, which lie on the device, so that no data are opened.
+"""Training and forecast steps of a run on random fields on the device, so that no data are opened.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -26,10 +26,10 @@ from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.parallel.state.materialise import fill_
 from credit.train.build.assets import ModelAssets
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_parallel_model
 from credit.train.build.stepper import build_stepper
-from credit.train.build.training import build_run_objective, build_step
+from credit.train.build.training import build_run_objective, build_training_step
 from credit.train.ema import EMA
 from credit.train.monitor.flops import FlopCounter
 from credit.train.optim import build_optimizer
@@ -41,11 +41,11 @@ LEARNING_RATE = 1e-4
 def load_run(run: Run) -> tuple[Config, ModelAssets]:
     """Return the config of a run and assets with placeholder statistics."""
     config = load_config_without_paths(run.config, run.overrides)
-    return config, dummy_assets(config, build_grid(run.grid), {})
+    return config, build_placeholder_assets(config, build_grid(run.grid), {})
 
 
 def random_batch(config: Config, assets: ModelAssets, device: torch.device) -> Batch:
-    """Return a batch of normally distributed fields, the same on every device, of the size of a micro-step."""
+    """Return the batch of a micro-step with normally distributed fields, which are the same on every device."""
     generator = torch.Generator().manual_seed(1)
     samples = config.trainer.train_batch_size
     history_len = config.data.history_len
@@ -81,13 +81,15 @@ class TrainingWork:
         trainer = self.config.trainer
         average = EMA(self.model, trainer.ema_decay) if trainer.use_ema else None
         self._rollout_steps = self.config.data.forecast_len
-        self._step = build_step(self.config, self.objective, self.optimizer, average, lambda _: self._rollout_steps, 0)
+        self._step = build_training_step(
+            self.config, self.objective, self.optimizer, average, lambda _: self._rollout_steps, 0
+        )
         self.batch = random_batch(self.config, self.assets, device)
         self.samples = trainer.train_batch_size * trainer.grad_accum_every
 
     @torch.no_grad()
     def fill_zero_weights(self) -> None:
-        """Give small random values to weights that begin at zero, such as those by which noise enters the network.
+        """Set weights that are initialised with zeros to small random values, for example the weights that add noise.
 
         Members without noise are equal, and the CRPS has no gradient with respect to the difference of equal members.
         """
@@ -114,8 +116,8 @@ class TrainingWork:
         return loss.detach().cpu().double(), gradients
 
     def count_operations(self) -> dict[str, float]:
-        """Return the TFLOP of an optimizer step by the name of a peak rate; empty if they cannot be counted."""
-        counts = FlopCounter(self.config, self.assets).operations(self._rollout_steps)
+        """Return name of a peak rate -> TFLOP of an optimizer step at this rate; empty if they cannot be counted."""
+        counts = FlopCounter(self.config, self.assets).count_operations_by_precision(self._rollout_steps)
         if counts is None:
             return {}
         # Members that are computed one by one run forward twice, but that is not counted as useful work.
@@ -139,7 +141,7 @@ class ForecastWork:
 
     @classmethod
     def build(cls, run: Run, device: torch.device) -> ForecastWork:
-        """Return the forecasts of a run, ``inference.batch_size`` at a time."""
+        """Build the forecasts of a run, with ``inference.batch_size`` forecasts in the batch."""
         config, assets = load_run(run)
         # Sets the precision of products, too.
         model, _ = build_parallel_model(config, assets, DeviceGrid(), device)
@@ -172,9 +174,9 @@ class ForecastWork:
 
 
 def plan_device_bytes(run: Run) -> int:
-    """Return the memory of a training step on one GPU in bytes, as `credit plan` predicts it.
+    """Return the memory of a training step on one GPU in bytes, as estimated by `credit plan`.
 
-    The memory of CUDA, and of kernels themselves, is not in it. Planning takes seconds.
+    The memory of CUDA and the workspace of kernels are not included. Planning takes seconds.
     """
     config, assets, num_samples = build_plan_inputs(run.config, run.overrides, run.grid)
     step_builder = TrainingStepBuilder(config, assets)
@@ -189,7 +191,7 @@ def plan_device_bytes(run: Run) -> int:
     )
     # The memory does not depend on the kind of GPU.
     planner = Planner(planned_run, 1, find_gpu("h100"))
-    return planner.plan_mesh("none", ParallelDims(), config.trainer.activation_checkpoint).memory.device
+    return planner.plan_mesh("none", ParallelDims(), config.trainer.activation_checkpoint).memory.device_bytes
 
 
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
@@ -200,16 +202,16 @@ def relative_difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def compare_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, float, str]:
-    """Return how much gradients differ.
+    """Compare gradients, and return the relative difference of all weights and of the weight that differs most.
 
     Args:
         actual: name of a weight -> gradient.
-        expected: the gradients to compare with.
+        expected: name of a weight -> gradient to compare with.
 
     Returns:
-        Norm of the difference over all weights, relative to that of `expected`; the largest relative difference of a
-        single weight, and the name of this weight. Weights with less than a thousandth of the whole norm are compared
-        with this thousandth.
+        Norm of the difference over all weights, divided by the norm of `expected`; the largest relative difference of a
+        single weight; and the name of this weight. If the norm of a weight's gradient is less than a thousandth of the
+        norm over all weights, its difference is divided by this thousandth instead.
 
     Raises:
         ValueError: if the weights differ.

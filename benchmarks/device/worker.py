@@ -1,4 +1,4 @@
-"""Process that measures parts one after another, and records each row as soon as it is there.
+"""Process that measures parts one after another, and records each row as soon as it has been measured.
 
     python -m benchmarks.device.worker FOLDER OPTIONS
 
@@ -29,7 +29,7 @@ FATAL_STATUS = 3
 
 
 def measure_part(name: str, context: Context) -> bool:
-    """Measure a part and record its rows; return False after an error that makes the process useless."""
+    """Measure a part and record its rows; return False after an error after which the process cannot use the GPU."""
     folder = context.folder
     start = time.monotonic()
     append_record(folder, {"event": "begin", "part": name})

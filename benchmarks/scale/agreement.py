@@ -1,4 +1,4 @@
-"""Part of the scale model: object collectives while the run trains, such as the agreement on a reason to stop."""
+"""Part of the scale model: object collectives during training, such as the agreement on a reason to stop."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
 """Costs of checkpoints by the number of ranks: planning, saving and loading, with the code of a run.
 
-One process stands for rank 0 (or another, `--rank`) of N ranks in a fake process group. It has the real tensors of this
-rank: the published 6 h network with AdamW and an average of the weights, sharded by FSDP2 over all ranks. Collectives
-of objects are replaced by a function that counts the bytes of this rank's answers. Each N runs in a process of its
-own. Times are those of the processor, which other processes disturb less.
+One process is rank 0 (or the rank `--rank`) of N ranks in a fake process group. It has the real tensors of this rank:
+the published 6 h network with AdamW and an average of the weights, sharded by FSDP2 over all ranks. Collectives of
+objects are replaced with a function that counts the bytes of this rank's answers. Each N runs in a separate process.
+Times are processor times, because other processes disturb them less.
 
     python -m benchmarks.scale.checkpoints [--ranks 8 64 512 4096 16384] [--rank 0] [--replicas 1] [--before 8 64]
 
-The first table has costs on one rank, and the last row the slope of each over N: 0 does not grow, 1 is proportional.
-`--before` measures the way of version 0.20 for these N: DCP's planner on rank 0 gets the plans of all ranks, and DCP's
-reader opens all files. Its files are made by the writer of today, with one rank for each file and holes for the data.
+The first table has the costs on one rank. Its last row has the slope of each cost over N: 0 does not grow, and 1 is
+proportional to N. `--before` measures the method of version 0.20 for these N: DCP's planner on rank 0 gets the plans of
+all ranks, and DCP's reader opens all files. The current writer creates the files, with one rank for each file and holes
+for the data.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import fake_process_group
 from credit.train.checkpoint.manifest import MANIFEST, read_manifest
 from credit.train.checkpoint.sharded import writer
-from credit.train.checkpoint.sharded.index import StemIndex, file_name
+from credit.train.checkpoint.sharded.index import StemIndex, shard_file_name
 from credit.train.checkpoint.sharded.reader import read_index, read_into
 
 # Ranks of a host, which write into the same files.
@@ -51,7 +52,7 @@ State = Mapping[str, Mapping[str, Tensor]]
 
 
 def build_state(num_ranks: int, replicas: int, rank: int) -> State:
-    """Return stem -> name -> this rank's part of the tensors that a run saves; their values are not set."""
+    """Return file stem -> name -> this rank's part of a tensor that a run saves; the values are not set."""
     from credit.models.wxformer import WXFormer
 
     with torch.device("meta"):
@@ -68,19 +69,19 @@ def build_state(num_ranks: int, replicas: int, rank: int) -> State:
     return {"model": weights, "forecast": weights, "optimizer": optimizer}
 
 
-def memory_megabytes() -> float:
-    """Return the most memory that this process has had, in 10^6 bytes."""
+def read_peak_memory_mb() -> float:
+    """Return the peak memory of this process in MB (1e6 bytes)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds of processor time that a function takes, and its result."""
+def time_call(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Call a function, and return its processor time in seconds and its result."""
     start = time.process_time()
     result = function()
     return time.process_time() - start, result
 
 
-def measure_now(num_ranks: int, replicas: int, rank: int, folder: Path) -> dict[str, float]:
+def measure_current_version(num_ranks: int, replicas: int, rank: int, folder: Path) -> dict[str, float]:
     """Return the costs of a save and a load on one of `num_ranks` ranks: label -> value."""
     answer_sizes: list[int] = []
 
@@ -95,14 +96,14 @@ def measure_now(num_ranks: int, replicas: int, rank: int, folder: Path) -> dict[
     with fake_process_group(num_ranks, rank):
         state = build_state(num_ranks, replicas, rank)
         shard_writer = writer.ShardWriter(None)
-        memory_before = memory_megabytes()
-        plan_seconds, _ = timed(lambda: shard_writer._plan(state))
-        plan_megabytes = memory_megabytes() - memory_before
-        staged = shard_writer.copy(state)
-        copy_seconds, staged = timed(lambda: shard_writer.copy(state))
+        memory_before = read_peak_memory_mb()
+        plan_seconds, _ = time_call(lambda: shard_writer._plan(state))
+        plan_megabytes = read_peak_memory_mb() - memory_before
+        staged = shard_writer.copy_to_host(state)
+        copy_seconds, staged = time_call(lambda: shard_writer.copy_to_host(state))
         for stem in () if rank == 0 else state:
             (folder / stem).mkdir()
-        write_seconds, _ = timed(lambda: shard_writer.write(folder, staged))
+        write_seconds, _ = time_call(lambda: shard_writer.write(folder, staged))
         for stem, shares in staged.shares.items():
             for share in shares:
                 # The parts of the other ranks are holes.
@@ -110,15 +111,17 @@ def measure_now(num_ranks: int, replicas: int, rank: int, folder: Path) -> dict[
         if rank:
             for stem, text in staged.indices.items():
                 (folder / stem / "index.json").write_text(text)
-        index_seconds, indices = timed(lambda: {stem: read_index(folder / stem) for stem in state})
+        index_seconds, indices = time_call(lambda: {stem: read_index(folder / stem) for stem in state})
         pickled = pickle.dumps(indices)
-        unpickle_seconds, indices = timed(lambda: pickle.loads(pickled))
-        find_seconds, metadata = timed(
-            lambda: {stem: indices[stem].restricted_metadata(folder / stem, state[stem]) for stem in state}
+        unpickle_seconds, indices = time_call(lambda: pickle.loads(pickled))
+        find_seconds, metadata = time_call(
+            lambda: {stem: indices[stem].metadata_for(folder / stem, state[stem]) for stem in state}
         )
         load_seconds = math.nan
         if replicas == 1 and rank == 0:
-            load_seconds, _ = timed(lambda: [read_into(folder / stem, indices[stem], state[stem]) for stem in state])
+            load_seconds, _ = time_call(
+                lambda: [read_into(folder / stem, indices[stem], state[stem]) for stem in state]
+            )
     files_read = {chunk.relative_path for entry in metadata.values() for chunk in entry.storage_data.values()}
     return {
         "items": sum(map(len, state.values())),
@@ -153,14 +156,14 @@ def measure_file_list(indices: Mapping[str, StemIndex], folder: Path) -> dict[st
                 last_element = tuple((length - 1, length) for length in tensor.shape)
                 last_ranks += [rank for rank, _ in tensor.split.find_parts(tensor.shape, last_element)]
         groups = range(max(last_ranks) // index.ranks_per_file + 1)
-        names += [f"{stem}/index.json", *(f"{stem}/{file_name(group * RANKS_PER_HOST, 0)}" for group in groups)]
+        names += [f"{stem}/index.json", *(f"{stem}/{shard_file_name(group * RANKS_PER_HOST, 0)}" for group in groups)]
 
     def write_and_read() -> None:
         entries = {name: {"size": 10**9, "crc32": 2**32 - 1} for name in names}
         (folder / MANIFEST).write_text(json.dumps(entries, indent=1))
         assert len(read_manifest(folder)) == len(names)
 
-    seconds, _ = timed(write_and_read)
+    seconds, _ = time_call(write_and_read)
     # Different numbers, because pickle writes equal objects once.
     answers = {name: (10**9 + number, 2**32 - 1 - number) for number, name in enumerate(names)}
     return {
@@ -171,34 +174,34 @@ def measure_file_list(indices: Mapping[str, StemIndex], folder: Path) -> dict[st
     }
 
 
-def measure_before(num_ranks: int, folder: Path) -> dict[str, float]:
+def measure_version_0_20(num_ranks: int, folder: Path) -> dict[str, float]:
     """Return the costs on rank 0 in version 0.20: label -> value."""
     with fake_process_group(num_ranks):
         state = build_state(num_ranks, 1, 0)
         indices = {stem: StemIndex.of_tensors(tensors, num_ranks, 1) for stem, tensors in state.items()}
-    memory_before = memory_megabytes()
+    memory_before = read_peak_memory_mb()
     planner = DefaultSavePlanner(flatten_state_dict=False)
     plan_seconds = 0.0
     sent_bytes = 0
     for index in indices.values():
-        plans = [plan_of_dcp(index, rank) for rank in range(num_ranks)]
+        plans = [build_dcp_plan(index, rank) for rank in range(num_ranks)]
         sent_bytes += sum(len(pickle.dumps(plan)) for plan in plans)
-        plan_seconds += timed(lambda plans=plans: planner.create_global_plan(plans))[0]
-    plans_megabytes = memory_megabytes() - memory_before
+        plan_seconds += time_call(lambda plans=plans: planner.create_global_plan(plans))[0]
+    plans_megabytes = read_peak_memory_mb() - memory_before
     num_files = 0
     for stem, index in indices.items():
         (folder / stem).mkdir()
         for rank in range(num_ranks):
-            for share in writer.plan_shares(index, rank):
+            for share in writer.plan_file_shares(index, rank):
                 num_files += 1
                 with (folder / stem / share.name).open("wb") as file:
                     file.write(share.header)
                     file.truncate(share.size)
-    read_seconds, metadata = timed(
+    read_seconds, metadata = time_call(
         lambda: [HuggingFaceStorageReader(str(folder / stem)).read_metadata() for stem in indices]
     )
     pickled = pickle.dumps(metadata)
-    unpickle_seconds, _ = timed(lambda: pickle.loads(pickled))
+    unpickle_seconds, _ = time_call(lambda: pickle.loads(pickled))
     return {
         "plan, CPU s": plan_seconds,
         "memory of the plans, MB": plans_megabytes,
@@ -211,8 +214,8 @@ def measure_before(num_ranks: int, folder: Path) -> dict[str, float]:
     }
 
 
-def plan_of_dcp(index: StemIndex, rank: int) -> SavePlan:
-    """Return the plan that DCP makes of the tensors of a rank."""
+def build_dcp_plan(index: StemIndex, rank: int) -> SavePlan:
+    """Build the plan that DCP creates for the tensors of a rank."""
     items = []
     for name, tensor in index.tensors.items():
         box = tensor.split.box_at(tensor.split.coordinate(rank), tensor.shape)
@@ -225,7 +228,7 @@ def plan_of_dcp(index: StemIndex, rank: int) -> SavePlan:
 
 
 def find_slope(num_ranks: list[int], values: list[float]) -> float:
-    """Return the slope of the logarithm of values over that of the number of ranks, by least squares."""
+    """Return the slope of log(value) over log(number of ranks), by least squares."""
     if len(values) < 2 or not all(value > 0 for value in values):
         return math.nan
     return statistics.linear_regression([math.log(n) for n in num_ranks], [math.log(value) for value in values]).slope
@@ -243,8 +246,8 @@ def print_table(results: dict[int, dict[str, float]]) -> None:
     print()
 
 
-def run_apart(kind: str, num_ranks: int, replicas: int, rank: int) -> dict[str, float]:
-    """Return the output of `measure_now` or `measure_before` in a process of its own."""
+def run_in_new_process(kind: str, num_ranks: int, replicas: int, rank: int) -> dict[str, float]:
+    """Return the output of `measure_current_version` or `measure_version_0_20` in a new process."""
     arguments = ["--one", kind, "--ranks", str(num_ranks), "--replicas", str(replicas), "--rank", str(rank)]
     command = [sys.executable, "-m", "benchmarks.scale.checkpoints", *arguments]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
@@ -262,15 +265,15 @@ def main() -> None:
     if arguments.one:
         with tempfile.TemporaryDirectory() as folder:
             if arguments.one == "now":
-                result = measure_now(arguments.ranks[0], arguments.replicas, arguments.rank, Path(folder))
+                result = measure_current_version(arguments.ranks[0], arguments.replicas, arguments.rank, Path(folder))
             else:
-                result = measure_before(arguments.ranks[0], Path(folder))
+                result = measure_version_0_20(arguments.ranks[0], Path(folder))
         print(json.dumps(result))
         return
     for kind, numbers in (("before", arguments.before), ("now", arguments.ranks)):
         if numbers:
             print(f"{kind}, rank {arguments.rank}, {arguments.replicas} replicas\n")
-            print_table({n: run_apart(kind, n, arguments.replicas, arguments.rank) for n in numbers})
+            print_table({n: run_in_new_process(kind, n, arguments.replicas, arguments.rank) for n in numbers})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Part of the scale model: samples, validation cases and forecasts that a rank is dealt."""
+"""Part of the scale model: division of samples, validation cases and forecasts among the ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUM_STEPS = 10
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return the time in which the last rank finds its part, and the sizes of the parts."""
+    """Return rows with the time in which the last rank computes its part, and the sizes of its parts."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         inference = write_small_run(Path(folder), 8).inference

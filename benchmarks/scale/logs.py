@@ -1,4 +1,4 @@
-"""Part of the scale model: the files of a run that ranks write while they train, and when all of them fail."""
+"""Part of the scale model: the files that ranks write during training, and when all ranks fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return log files and time of rank 0's rows, and the ranks that write STATUS when all ranks fail."""
+    """Return rows with the number of log files, the time of rank 0's log rows, and the number of writers of STATUS."""
     rows = []
     for world in ranks:
         with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ def measure(ranks: Sequence[int]) -> list[Row]:
 
 
 def _count_logs(folder: Path, world: int) -> int:
-    """Return the number of log files of a run in which each rank logs a message that is no warning."""
+    """Return the number of log files of a run in which each rank logs a message below the level of a warning."""
     disabled_level = logging.root.manager.disable
     logging.disable(logging.NOTSET)
     try:

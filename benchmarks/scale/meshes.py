@@ -1,8 +1,8 @@
-"""Part of the scale model: communicators of a rank, for meshes with more and more axes.
+"""Part of the scale model: communicators of a rank, by the axes of the mesh.
 
-The network is split and sharded as in a run, on the meta device, because that creates groups of several axes. Counted
-are groups of two ranks or more. To these a run adds the group of all ranks (two communicators on GPUs) and that of the
-thread that saves checkpoints.
+The network is split and sharded as in a run, on the meta device, because this creates groups of several axes. Only
+groups of at least two ranks are counted. A run also has the group of all ranks (two communicators on GPUs), and the
+group of the thread that saves checkpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from credit.config import Config
 from credit.config.sections.execution import ParallelismConfig
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.train.build.assets import ModelAssets
-from credit.train.build.dry_run import dummy_assets
+from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_parallel_model
 
 # Communicators besides those of axes: that of all ranks for GPUs and for host memory, and that of the saving thread.
@@ -40,20 +40,20 @@ MESHES = {
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return the communicators of the last rank, the calls that create them, and time and memory."""
+    """Return rows with the communicators of the last rank, the calls that create them, and time and memory."""
     with tempfile.TemporaryDirectory() as folder:
         config = write_small_run(Path(folder), 8)
     grid = build_grid()
     config = config.model_copy(update={"model": config.model.resolve(grid.shape)})
-    assets = dummy_assets(config, grid, ATTRIBUTES)
+    assets = build_placeholder_assets(config, grid, ATTRIBUTES)
     rows = []
     for world in ranks:
         for name, settings in MESHES.items():
-            rows += _build(name, settings, config, assets, world)
+            rows += _measure_mesh(name, settings, config, assets, world)
     return rows
 
 
-def _build(name: str, settings: Mapping[str, Any], config: Config, assets: ModelAssets, world: int) -> list[Row]:
+def _measure_mesh(name: str, settings: Mapping[str, Any], config: Config, assets: ModelAssets, world: int) -> list[Row]:
     """Distribute the network over a mesh as the last of `world` ranks, and return its rows.
 
     Args:

@@ -1,4 +1,4 @@
-"""CPU time and peak memory of a piece of code."""
+"""CPU time and peak memory of a section of code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESET_PEAK = (Path("/proc/self/clear_refs"), "5")
 
 @dataclass
 class Usage:
-    """What a piece of code has used.
+    """CPU time and memory that a section of code has used.
 
     Attributes:
         seconds: CPU time of the process.
@@ -29,7 +29,7 @@ class Usage:
 
 @contextmanager
 def measure_usage() -> Iterator[Usage]:
-    """Context that yields the usage of the code in it, which is known at the end."""
+    """Context that yields the usage of the code inside it; the values are set at the end of the context."""
     usage = Usage()
     gc.collect()
     path, command = _RESET_PEAK
@@ -42,7 +42,7 @@ def measure_usage() -> Iterator[Usage]:
 
 
 def _read_kilobytes(name: str) -> int:
-    """Return a value of the process's memory in units of 1024 bytes."""
+    """Return a memory value of this process, such as ``VmRSS``, in units of 1024 bytes."""
     for line in _STATUS.read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

@@ -1,8 +1,8 @@
-"""Part of the scale model: the parameters of a model with random weights, of which a rank keeps its shards.
+"""Part of the scale model: initialisation of a model with random weights, of which each rank keeps its shards.
 
-A tensor is drawn on each rank, whole, because its random numbers must not depend on the sharding. Only one tensor
-exists at a time. So the time is that of drawing the model once, and the memory that of the shards and the largest
-tensor.
+Each rank samples every tensor completely, because its random numbers must not depend on the sharding. Only one complete
+tensor exists at a time. The time is therefore the time to sample the whole model once, and the memory is the memory of
+the shards and the largest tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from credit.parallel.state.materialise import allocate_, fill_, named_tensors, r
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return time and memory of allocating and drawing the weights, and the elements that the last rank keeps."""
+    """Return rows with time and memory of the initialisation, and the number of elements that the last rank keeps."""
     rows = []
     for world in ranks:
         simulation = SimulatedRank(world, world - 1)

@@ -1,6 +1,6 @@
 """Part of the scale model: how often the eight ranks of a host open chunks of the training store in ten steps.
 
-The ranks are real processes that read a real store. N decides only which samples they read.
+The ranks are real processes that read a real store. N only determines which samples they read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUM_TIMES = 400
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return the opens of a host, if each rank has its samples, and if they divide the fields."""
+    """Return rows with the opens on a host, for ranks with different samples and for ranks that divide the fields."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -47,7 +47,7 @@ def measure(ranks: Sequence[int]) -> list[Row]:
 
 
 def _count_opens(conf: DataConfig, world: int, ranks_per_sample: int) -> int:
-    """Return how often the ranks of the first host open chunks of the store.
+    """Return the number of times that the ranks of the first host open chunks of the store.
 
     Args:
         conf: the config of the data.

@@ -17,11 +17,11 @@ class Row:
     """Value of a quantity for one number of ranks.
 
     Attributes:
-        quantity: name of the quantity, with the rank that it belongs to.
+        quantity: name of the quantity, with the rank on which it was measured.
         unit: unit of the value; empty for a count.
         ranks: number of ranks.
         value: the value.
-        reason: reason for which the quantity may grow with the number of ranks; empty without one.
+        reason: reason why the quantity may grow with the number of ranks; empty if it must not grow.
     """
 
     quantity: str
@@ -94,7 +94,7 @@ def format_table(part: str, curves: Sequence[Curve]) -> str:
 
 
 def _format_value(value: float) -> str:
-    """Return a number as text with three digits, and whole numbers with all."""
+    """Return a number as a string with three digits, or with all digits for a whole number."""
     if float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:.3g}"

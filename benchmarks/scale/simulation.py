@@ -1,4 +1,4 @@
-"""Stand-in for the other ranks of a run: this process is one rank of N, and gets N answers that differ by rank."""
+"""Simulation of the other ranks of a run: this process is one rank of N, and gets N answers that differ by rank."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class SimulatedRank:
         rank: this rank.
         recording: payloads that rank 0 broadcasts, in their order. Rank 0 fills the list, other ranks receive from it.
         messages: number of messages that this rank has sent or received.
-        sent_bytes: their bytes.
-        received_bytes: their bytes.
-        peers: ranks that it has exchanged messages with.
+        sent_bytes: bytes of the sent messages.
+        received_bytes: bytes of the received messages.
+        peers: ranks with which this rank has exchanged messages.
         group_calls: number of calls that create a process group.
-        groups: description and number of ranks of each group that this rank is in.
-        seconds: CPU time that the simulation itself has taken, for the work of the other ranks.
+        groups: description and number of ranks of each group that contains this rank.
+        seconds: CPU time of the simulation of other ranks, which is not part of this rank's work.
     """
 
     world: int
@@ -53,12 +53,12 @@ class SimulatedRank:
 
     @property
     def process_info(self) -> ProcessInfo:
-        """Position of the rank, as a launcher would give it."""
+        """Position of this rank, like the position that a launcher defines."""
         return ProcessInfo(self.rank, self.world, self.rank % RANKS_PER_HOST, "simulation")
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Context in which this process is the rank: collectives return at once, with the answers of the others."""
+        """Context in which this process is the simulated rank: collectives return at once, with simulated answers."""
         with ExitStack() as stack:
             stack.enter_context(fake_process_group(self.world, self.rank))
             for owner in (dist, distributed_c10d, device_mesh):
@@ -67,13 +67,15 @@ class SimulatedRank:
             stack.enter_context(mock.patch.object(object_tree, "send_bytes", self._send))
             stack.enter_context(mock.patch.object(object_tree, "receive_bytes", self._receive))
             stack.enter_context(mock.patch.object(RankTree, "reduce", self._watch_reduce(RankTree.reduce)))
-            stack.enter_context(mock.patch.object(RankTree, "broadcast", self._watch_broadcast(RankTree.broadcast)))
+            stack.enter_context(
+                mock.patch.object(RankTree, "broadcast_bytes", self._watch_broadcast(RankTree.broadcast_bytes))
+            )
             stack.enter_context(mock.patch.object(process_info, "process_group", _yield_store))
             yield
         assert self.rank == 0 or self._num_replayed == len(self.recording), "rank 0 has made other collectives"
 
     def _count_groups(self, new_group: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `new_group`, with calls counted and without communication."""
+        """Return a replacement of `new_group` that counts calls and creates groups without communication."""
 
         def create_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
             self.group_calls += 1
@@ -92,7 +94,7 @@ class SimulatedRank:
         self.peers.add(peer)
 
     def _receive(self, peer: int, group: dist.ProcessGroup | None) -> bytes:
-        """Return what another rank would send: the answers of its part of the tree, or what rank 0 broadcasts."""
+        """Return the message that another rank would send: the answers of its part of the tree, or a broadcast."""
         start = time.process_time()
         if self._reduction is not None:
             tree, value, combine = self._reduction
@@ -121,7 +123,7 @@ class SimulatedRank:
         return watched_reduce
 
     def _watch_broadcast(self, broadcast: Callable[..., bytes]) -> Callable[..., bytes]:
-        """Return `RankTree.broadcast`, which records what rank 0 broadcasts."""
+        """Return `RankTree.broadcast_bytes`, which records what rank 0 broadcasts."""
 
         def watched_broadcast(tree: RankTree, payload: bytes | None) -> bytes:
             if self.rank == 0:
@@ -133,7 +135,7 @@ class SimulatedRank:
 
 @contextmanager
 def _yield_store(*_: Any) -> Iterator[dist.Store]:
-    """Stand in for `process_info.process_group`: the simulated process group exists already."""
+    """Replacement of `process_info.process_group`, because the simulated process group already exists."""
     yield dist.HashStore()
 
 
@@ -146,7 +148,7 @@ def _combine_answers(value: Any, combine: Callable[[Any, Any], Any], ranks: Sequ
 
 
 def change_by_rank(value: Any, rank: int) -> Any:
-    """Return the answer of another rank: numbers and texts differ by rank, and None and booleans are equal."""
+    """Return the answer of another rank: numbers and strings differ by rank, and None and booleans are equal."""
     if isinstance(value, str):
         return f"{value} (rank {rank})"
     if isinstance(value, float):

@@ -1,6 +1,6 @@
 """Part of the scale model: `credit train` from its start to its first step, on the first and the last rank.
 
-The code is that of the command. Only the process group is simulated, and the run ends where the first step would begin.
+The code of the command runs unchanged, with a simulated process group, and ends before the first step.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ _HOSTS = "names of all hosts, once, for the files that the ranks of a host share
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return messages, bytes, groups, files, time and memory of the start of the first and of the last rank."""
+    """Return rows with messages, bytes, groups, files, time and memory of the start of the first and the last rank."""
     rows = []
     files = _FileCounter()
     with tempfile.TemporaryDirectory() as folder:
         config = write_small_run(Path(folder), max(ranks))
         # The first start of a process imports modules and fills caches.
-        _start(config, SimulatedRank(min(ranks), 0), files)
+        _measure_start(config, SimulatedRank(min(ranks), 0), files)
         for world in ranks:
             first = SimulatedRank(world, 0)
-            rows += _start(config, first, files)
-            rows += _start(config, SimulatedRank(world, world - 1, recording=first.recording), files)
+            rows += _measure_start(config, first, files)
+            rows += _measure_start(config, SimulatedRank(world, world - 1, recording=first.recording), files)
     return rows
 
 
-def _start(config: Config, simulation: SimulatedRank, files: _FileCounter) -> list[Row]:
+def _measure_start(config: Config, simulation: SimulatedRank, files: _FileCounter) -> list[Row]:
     """Start a run on a simulated rank and return the rows of this rank."""
     stop_at_first_step = mock.patch.object(Trainer, "_train_with_rollbacks", lambda *_: "simulated")
     with simulation.run(), stop_at_first_step, files.watch(Path(config.save_loc)), measure_usage() as usage:

@@ -19,7 +19,7 @@ _COLLECTIVES = {f"{number} mesh": (1000, "nccl:_all_gather_base") for number in 
 
 
 def measure(ranks: Sequence[int]) -> list[Row]:
-    """Return the load of the store, and time, memory and output of the report of rank 0."""
+    """Return rows with the load of the store, and the time, memory and output of rank 0's report."""
     rows = []
     for world in ranks:
         store = dist.TCPStore("localhost", 0, 1, is_master=True)
@@ -41,7 +41,7 @@ def measure(ranks: Sequence[int]) -> list[Row]:
 
 
 def _write_status(store: dist.Store, world: int, rank: int, beats: int) -> None:
-    """Write the status of a rank that waits; the last but one has begun fewer steps, the last has written nothing."""
+    """Write the status of a waiting rank; the second-last rank has begun fewer steps, and the last has no status."""
     is_behind = rank == world - 2
     status = {
         "beats": beats,
@@ -54,7 +54,7 @@ def _write_status(store: dist.Store, world: int, rank: int, beats: int) -> None:
 
 
 def _report(watched: Watchdog, store: dist.Store, world: int) -> tuple[str, Usage]:
-    """Return the report of rank 0 and its usage, while the other ranks go on to write their status."""
+    """Return the report of rank 0 and its usage, while the other ranks continue to write their status."""
     messages = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -86,6 +86,6 @@ def _report(watched: Watchdog, store: dist.Store, world: int) -> tuple[str, Usag
 
 
 def _count_stacks(store: dist.Store, world: int) -> int:
-    """Return the number of ranks, of all that wait at one place, that may log their stack."""
+    """Return the number of ranks that may log their stack, if all ranks wait at the same line of code."""
     asking = Watchdog(store, 1, world, patience=0.0)
     return sum(asking.is_among_first("step 1000 train/step.py:120", watchdog._MAX_STACKS) for _ in range(world))

@@ -80,7 +80,7 @@ def find_valid_times(dataset: xr.Dataset, origin: str) -> tuple[Hashable, xr.Var
     return name, times
 
 
-def open_dataset(conf: DataConfig, dataset: xr.Dataset, origin: str, with_outputs: bool = False) -> SourceReader:
+def open_dataset_reader(conf: DataConfig, dataset: xr.Dataset, origin: str, with_outputs: bool = False) -> SourceReader:
     """Return a reader that checks and converts the fields of a dataset in the same way as the fields of files.
 
     Fields are read when they are needed, so the dataset may be larger than the memory. Variables have their names in
@@ -103,7 +103,7 @@ def open_dataset(conf: DataConfig, dataset: xr.Dataset, origin: str, with_output
         options[name] = variable_options.model_copy(update={"derive": None, "inputs": {}})
     # The files of the grid and of the level coefficients are not read, because no field is interpolated.
     update = {
-        "sources": [_build_source(conf)],
+        "sources": [_build_source_config(conf)],
         "store": None,
         "grid": None,
         "coefficients": None,
@@ -148,16 +148,16 @@ class _DatasetInMemory(OpenFiles):
         super().__init__([])
         self._dataset = dataset
 
-    def get(self, path: Path | str, number: int) -> xr.Dataset:
+    def get(self, path: Path | str, source_number: int) -> xr.Dataset:
         """Return the dataset for every path."""
         return self._dataset
 
-    def fingerprint(self, path: Path | str, number: int) -> list[int]:
+    def fingerprint(self, path: Path | str, source_number: int) -> list[int]:
         """Return constant numbers, because no file on disk depends on the content of the dataset."""
         return [0, 0]
 
 
-def _build_source(conf: DataConfig) -> SourceConfig:
+def _build_source_config(conf: DataConfig) -> SourceConfig:
     """Return the config section of a source with all variables, under their names in the config or in files."""
     rename: dict[str, list[str]] = {}
     for source in conf.sources:

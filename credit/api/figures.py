@@ -32,9 +32,9 @@ def plot_map(field: xr.DataArray, *, land: xr.DataArray | None = None, title: st
     Raises:
         DataError: if the field has dimensions other than latitude and longitude, or its grid is not global.
     """
-    background, values = _read_map(field)
+    background, values = _build_background_and_values(field)
     if land is not None:
-        land_background, land_values = _read_map(land)
+        land_background, land_values = _build_background_and_values(land)
         mismatch = land_background.grid.describe_mismatch(background.grid)
         if mismatch:
             raise DataError(f"land: {mismatch}; it must be on the grid of the field")
@@ -83,7 +83,7 @@ def plot_metrics(metrics: pd.DataFrame) -> Figure:
     return plot_loss(*curves)
 
 
-def _read_map(field: xr.DataArray) -> tuple[MapBackground, np.ndarray]:
+def _build_background_and_values(field: xr.DataArray) -> tuple[MapBackground, np.ndarray]:
     """Return a map background with the grid of a field, and the values (H, W) from north to south and eastward.
 
     Raises:

@@ -45,7 +45,7 @@ class DatasetArchive(ForecastArchive):
         metadata = None
         calendar = Calendar("standard")
         for dataset in datasets:
-            variables = _encode_leads(dataset)
+            variables = _convert_durations_to_hours(dataset)
             lead_name = self._leading_dims[-1] if len(self._leading_dims) == 2 else _LEAD_TIME
             # The attribute that identifies the initial state differs between the forecasts of a run.
             attributes = {name: value for name, value in dataset.attrs.items() if name != INITIAL_FIELDS}
@@ -81,7 +81,7 @@ class DatasetArchive(ForecastArchive):
         position = {self._leading_dims[-1]: lead_index}
         if initial_index is not None:
             position[self._leading_dims[0]] = initial_index
-        return self._select(variables, position, self.origin, channel)
+        return self._read_arrays_at(variables, position, self.origin, channel)
 
 
 def _find_time_dims(dataset: xr.Dataset, origin: str) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def _find_time_dims(dataset: xr.Dataset, origin: str) -> tuple[str, ...]:
     )
 
 
-def _encode_leads(dataset: xr.Dataset) -> dict[str, xr.Variable]:
+def _convert_durations_to_hours(dataset: xr.Dataset) -> dict[str, xr.Variable]:
     """Return a mapping from name to variable of a dataset, with durations converted to hours."""
     variables = {}
     for name, variable in dataset.variables.items():

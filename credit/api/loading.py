@@ -81,7 +81,7 @@ def load(
         build_network=build_loaded_network,
         path=stored_model.path,
         trained_steps=stored_model.meta["step"],
-        weights=stored_model.weights,
+        weights_checksum=stored_model.weights_checksum,
         device=find_device(device),
     )
     return Model(loaded, raw_config, trained_config)
@@ -95,13 +95,13 @@ class _StoredModel:
         path: folder of a checkpoint, or exported file.
         meta: content of meta.json of the checkpoint or exported file.
         assets: assets of the model.
-        weights: checksum of the weights.
+        weights_checksum: checksum of the weights.
     """
 
     path: Path
     meta: Mapping[str, Any]
     assets: ModelAssets
-    weights: str
+    weights_checksum: str
 
 
 def _read_stored_model(path: Path, name: str | None) -> _StoredModel:

@@ -182,7 +182,7 @@ class Model:
             ConfigError: if the value of a forcing at the new time is unknown.
         """
         config, data = self._build_configs(1, None)
-        self._require_steps(config.data)
+        self._require_forcing_for_step(config.data)
         lead_minutes = np.array([config.data.step_minutes])
         prepared = prepare_forecast(self._loaded, config, data, state, lead_minutes, with_diagnostics=False)
         # With several input times, the next input contains all times of this input except the first.
@@ -282,7 +282,7 @@ class Model:
         config = build_config(raw, origin=str(self.path))
         return apply_trained_settings(config, self._trained_config), config.data
 
-    def _require_steps(self, data: DataConfig) -> None:
+    def _require_forcing_for_step(self, data: DataConfig) -> None:
         """Raise ConfigError if `step` cannot provide a forcing from data at the new time.
 
         Args:

@@ -13,7 +13,7 @@ import xarray as xr
 from torch import nn
 
 from credit.api.arguments import convert_to_calendar_minutes
-from credit.api.datasets import open_dataset
+from credit.api.datasets import open_dataset_reader
 from credit.config import Config
 from credit.config.sections.data import DataConfig
 from credit.data.reader import FieldReader
@@ -25,8 +25,8 @@ from credit.forecast.io.schema import ForecastSchema, OutputOptions, build_schem
 from credit.forecast.online import ForecastBatching, OnlineForecasts
 from credit.forecast.rollout import ForecastInputs
 from credit.train.build.assets import ModelAssets, build_model_spec
-from credit.train.build.forecaster import Forecaster, build_output_diagnostics, describe_run
-from credit.train.build.initial_condition_checks import describe_distribution_shift, find_masked_cells
+from credit.train.build.forecaster import Forecaster, build_output_diagnostics, build_run_attributes
+from credit.train.build.initial_condition_checks import describe_distribution_shift, find_cells_missing_in_training
 from credit.train.build.model import set_tf32
 from credit.train.build.open_data import build_frame_reader
 from credit.train.build.stepper import build_stepper
@@ -52,7 +52,7 @@ class LoadedModel:
             device.
         path: path of the checkpoint or exported file.
         trained_steps: number of optimizer steps with which the weights were trained.
-        weights: checksum of the weights.
+        weights_checksum: checksum of the weights.
         device: device of the network.
 
     Attributes:
@@ -66,13 +66,13 @@ class LoadedModel:
         build_network: Callable[[ModelAssets, torch.device], nn.Module],
         path: Path,
         trained_steps: int,
-        weights: str,
+        weights_checksum: str,
         device: torch.device,
     ) -> None:
         self.assets = assets
         self.path = path
         self.trained_steps = trained_steps
-        self.weights = weights
+        self.weights_checksum = weights_checksum
         self.device = device
         self.network: nn.Module | None = None
         self._build_network = build_network
@@ -87,7 +87,7 @@ class LoadedModel:
         if self.network is not None:
             self.network.to(device)
 
-    def require_network(self, reader: FieldReader) -> nn.Module:
+    def get_or_build_network(self, reader: FieldReader) -> nn.Module:
         """Return the network. At the first call, build the network with the attributes of the data if necessary."""
         if self.network is None:
             self.assets = replace(self.assets, attributes={**reader.attributes, **self.assets.attributes})
@@ -159,11 +159,13 @@ def prepare_forecast(
         ConfigError: if the network cannot make the ensemble of the config.
     """
     # Read the fields of the dataset, and compare them with the fields in training.
-    reader = open_dataset(data, initial, "initial")
+    reader = open_dataset_reader(data, initial, "initial")
     require_same_fields(model.assets, reader, model.path, data.channel_map())
-    network = model.require_network(reader)
+    network = model.get_or_build_network(reader)
     assets = model.assets
-    frames = build_frame_reader(config, reader, assets, None, find_masked_cells(assets, reader, model.path))
+    frames = build_frame_reader(
+        config, reader, assets, None, find_cells_missing_in_training(assets, reader, model.path)
+    )
     initial_minutes = _choose_initial_time(reader, initial_time)
     _require_observed_forcing(config.data, assets, reader, initial_minutes, int(lead_minutes[-1]))
 
@@ -178,13 +180,15 @@ def prepare_forecast(
     warning = describe_distribution_shift(assets, stepper.normalizer, frames.prognostic(initial_minutes), time_text)
     if warning:
         logger.warning("%s", warning)
-    forecaster = Forecaster(config, assets, stepper, frames, frames, model.trained_steps, model.path, model.weights)
-    schema, forecasts = _describe_forecast(forecaster, reader, initial_minutes, lead_minutes)
+    forecaster = Forecaster(
+        config, assets, stepper, frames, frames, model.trained_steps, model.path, model.weights_checksum
+    )
+    schema, forecasts = _build_schema_and_forecasts(forecaster, reader, initial_minutes, lead_minutes)
     uses_dropout = inference.ensemble is not None and inference.ensemble.dropout
     return PreparedForecast(forecasts, network, uses_dropout, schema, frames, initial_minutes, lead_minutes)
 
 
-def _describe_forecast(
+def _build_schema_and_forecasts(
     forecaster: Forecaster, reader: FieldReader, initial_minutes: int, lead_minutes: np.ndarray
 ) -> tuple[ForecastSchema, OnlineForecasts]:
     """Return the schema of a forecast, and a source of its fields that runs the network when fields are read.
@@ -200,7 +204,7 @@ def _describe_forecast(
     inference = config.inference
     diagnostics = build_output_diagnostics(forecaster, int(lead_minutes[-1]))
     fields = diagnostics.output_fields(assets.grid, reader.calendar)
-    attributes = describe_run(forecaster) | diagnostics.global_attributes
+    attributes = build_run_attributes(forecaster) | diagnostics.global_attributes
     num_members = None if inference.ensemble is None else inference.ensemble.members
     options = OutputOptions(variables=inference.variables, levels=inference.levels, keep_bits=inference.keep_bits)
     schema = build_schema(fields, lead_minutes.tolist(), options, num_members, attributes)

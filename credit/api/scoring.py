@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from credit.api.datasets import find_valid_times, open_dataset
+from credit.api.datasets import find_valid_times, open_dataset_reader
 from credit.api.forecast_archive import DatasetArchive
 from credit.calendar import Calendar, format_duration
 from credit.config import Config, build_config
@@ -19,7 +19,7 @@ from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.archive.base import ForecastArchive
 from credit.forecast.io.forecast_reader import open_forecasts
-from credit.verify.scorer import score_between
+from credit.verify.scorer import score_period
 
 # Beginnings of the names of scores, and names of baselines, that need a climatology.
 _CLIMATOLOGY_SCORES = ("acc", "wind_vector_acc", "activity", "wind_vector_activity", "brier_skill", "seeps")
@@ -77,7 +77,7 @@ def score(
     else:
         datasets = [forecast] if isinstance(forecast, xr.Dataset) else list(forecast)
         archive = DatasetArchive(datasets, "forecast", level_units)
-    has_climatology = climatology_period is not None or _reads_climatology(verification)
+    has_climatology = climatology_period is not None or _has_climatology_file(verification)
     _require_supported_settings(verification, has_climatology)
     # The period to score, and the period to which the climatology is fitted. Without a climatology, the fit uses the
     # first times of the forecasts, and all results that depend on the fit are dropped.
@@ -88,8 +88,8 @@ def score(
         fitted_period = _parse_climatology_period(climatology_period, archive, truth)
     truth = _select_times(truth, (scored_period, fitted_period))
     config = _build_config(archive, truth, level_units, verification, has_climatology)
-    reader = open_dataset(config.data, truth, "truth", with_outputs=True)
-    scores = score_between(config, reader, archive, fitted_period, scored_period).table.dataset
+    reader = open_dataset_reader(config.data, truth, "truth", with_outputs=True)
+    scores = score_period(config, reader, archive, fitted_period, scored_period).table.dataset
     if not has_climatology:
         return _remove_climatology_scores(scores, _CLIMATOLOGY_FORECASTS, _CLIMATOLOGY_SCORES)
     if climatology_period is None:
@@ -98,7 +98,7 @@ def score(
     return scores
 
 
-def _reads_climatology(verification: Mapping[str, Any]) -> bool:
+def _has_climatology_file(verification: Mapping[str, Any]) -> bool:
     """Return True if the settings of the section ``verification`` name a file with a climatology."""
     section = verification.get("climatology")
     return isinstance(section, Mapping) and section.get("method") == "file"
@@ -210,7 +210,7 @@ def _build_config(
                     "vars_2D": [name for name, levels in levels_of.items() if not levels],
                 }
             },
-            "variable_options": _build_options(archive, truth, levels_of),
+            "variable_options": _build_variable_options(archive, truth, levels_of),
             "timestep": format_duration(int(np.gcd.reduce(archive.lead_minutes))),
             "splits": _UNUSED_SPLITS,
         },
@@ -222,7 +222,7 @@ def _build_config(
     return build_config(raw, origin="score")
 
 
-def _build_options(
+def _build_variable_options(
     archive: ForecastArchive, truth: xr.Dataset, levels_of: Mapping[str, list[float]]
 ) -> dict[str, dict[str, Any]]:
     """Return ``data.variable_options`` of the scored variables: levels, missing values, and means or sums over a step.

@@ -118,7 +118,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         return _convert_config(arguments)
     # The channels of published weights may be in a different order from CONFIG; --levels and --variables give the
     # order.
-    overrides = _build_channel_overrides(arguments)
+    overrides = _list_overrides(arguments)
     try:
         config = load_config(arguments.config, overrides)
     except ConfigError as error:
@@ -131,7 +131,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.export and arguments.weatherbench:
         raise ConfigError("--export and --weatherbench cannot be combined; give only one option")
     if arguments.export:
-        _export(config, arguments.checkpoint, Path(arguments.export))
+        _export_model(config, arguments.checkpoint, Path(arguments.export))
         return 0
     if arguments.weatherbench:
         print(_export_forecasts(config, Path(arguments.weatherbench), _read_renames(arguments, {}, {})))
@@ -146,7 +146,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export(config: Config, checkpoint: str, target: Path) -> None:
+def _export_model(config: Config, checkpoint: str, target: Path) -> None:
     """Export the weights or, if the suffix is ``.pt2``, the whole step; print the paths of the written files."""
     if target.suffix == ".pt2":
         from credit.train.export.program import export_program
@@ -171,7 +171,7 @@ def _export_forecasts(config: Config, folder: Path, rename: Mapping[str, str]) -
 
     from credit.forecast.export.weatherbench import ExportNames, export_weatherbench
     from credit.forecast.io.forecast_reader import open_forecasts
-    from credit.train.build.open_data import open_fields
+    from credit.train.build.open_data import open_data_and_splits
     from credit.verify.scores.baselines import build_climatology
 
     data = config.data
@@ -183,7 +183,7 @@ def _export_forecasts(config: Config, folder: Path, rename: Mapping[str, str]) -
             if cell_methods == "time: sum" and variable not in config.inference.derive:
                 hours[variable] = data.step_minutes // 60
     names = ExportNames(rename, hours, data.level_units)
-    reader, splits = open_fields(config)
+    reader, splits = open_data_and_splits(config)
     channel_names = [channel.name for channel in reader.channels.output]
     climatology, climatology_grid = build_climatology(config.verification, data, reader, channel_names, splits["train"])
     # A climatology from a file may be on a different grid from the data if the scores are (``verification.grid``).
@@ -192,7 +192,7 @@ def _export_forecasts(config: Config, folder: Path, rename: Mapping[str, str]) -
     return export_weatherbench(folder, archive, reader, evaluate, names)
 
 
-def _build_channel_overrides(arguments: argparse.Namespace) -> list[str]:
+def _list_overrides(arguments: argparse.Namespace) -> list[str]:
     """Return the overrides of the command line, including the overrides that ``--levels`` and ``--variables`` set."""
     overrides = list(arguments.overrides)
     if arguments.levels:
@@ -237,7 +237,7 @@ def _convert_config(arguments: argparse.Namespace) -> int:
     conversion = convert_file(Path(arguments.config))
     paths = {}
     if arguments.weights:
-        paths = _find_imported_files(arguments, conversion.files)
+        paths = _find_imported_files(arguments, conversion.published_files)
         if conversion.report.import_obstacles:
             reasons = "\n".join(f"  - {reason}" for reason in conversion.report.import_obstacles)
             raise ConfigError(f"--weights: weights of {arguments.config} cannot be imported\n{reasons}")
@@ -252,10 +252,10 @@ def _convert_config(arguments: argparse.Namespace) -> int:
     print(output)
     print(report_path)
     if paths:
-        config = load_config(output, _build_channel_overrides(arguments))
+        config = load_config(output, _list_overrides(arguments))
         from credit.train.checkpoint.convert import DEFAULT_RENAME
 
-        rename = _read_renames(arguments, DEFAULT_RENAME, conversion.rename)
+        rename = _read_renames(arguments, DEFAULT_RENAME, conversion.published_names)
         _import_weights(config, paths, rename, conversion.static_is_normalised)
     return 0
 

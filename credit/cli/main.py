@@ -163,7 +163,7 @@ def _print_error(program: str, message: str) -> None:
     print(colored_prefix + text.removeprefix(prefix), file=sys.stderr)
 
 
-def _entry_point(command: str) -> Callable[[], int]:
+def _build_entry_point(command: str) -> Callable[[], int]:
     """Return the entry point of the program ``credit_COMMAND``, to which setup.cfg refers."""
 
     def run_program() -> int:
@@ -182,7 +182,7 @@ def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int
             and does not return.
     """
     try:
-        status = _run_with_readable_output(command)
+        status = _run_tolerating_closed_pipe(command)
     except KeyboardInterrupt:
         # `_run_command` handles Ctrl-C while the command runs. This Ctrl-C came before or after.
         status = INTERRUPTED
@@ -196,7 +196,7 @@ def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int
     return status
 
 
-def _run_with_readable_output(command: Callable[[], int]) -> int:
+def _run_tolerating_closed_pipe(command: Callable[[], int]) -> int:
     """Run a command and return its exit status.
 
     If the reader of the output has closed the pipe, as ``| head`` does, the status is 128 + SIGPIPE, as in a shell.
@@ -239,23 +239,23 @@ def _is_closed_pipe(stream: TextIO | None) -> bool:
 
 
 # Entry points of the programs credit_init, credit_check and so on in setup.cfg.
-init = _entry_point("init")
-check = _entry_point("check")
-plan = _entry_point("plan")
-preprocess = _entry_point("preprocess")
-train = _entry_point("train")
-rollout = _entry_point("rollout")
-products = _entry_point("products")
-realtime = _entry_point("realtime")
-verify = _entry_point("verify")
-compare = _entry_point("compare")
-sweep = _entry_point("sweep")
-submit = _entry_point("submit")
-runs = _entry_point("runs")
-checkpoint = _entry_point("checkpoint")
-doctor = _entry_point("doctor")
-convert = _entry_point("convert")
-completion = _entry_point("completion")
+init = _build_entry_point("init")
+check = _build_entry_point("check")
+plan = _build_entry_point("plan")
+preprocess = _build_entry_point("preprocess")
+train = _build_entry_point("train")
+rollout = _build_entry_point("rollout")
+products = _build_entry_point("products")
+realtime = _build_entry_point("realtime")
+verify = _build_entry_point("verify")
+compare = _build_entry_point("compare")
+sweep = _build_entry_point("sweep")
+submit = _build_entry_point("submit")
+runs = _build_entry_point("runs")
+checkpoint = _build_entry_point("checkpoint")
+doctor = _build_entry_point("doctor")
+convert = _build_entry_point("convert")
+completion = _build_entry_point("completion")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -88,7 +88,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.hpc.planner.gpus import find_gpu
     from credit.hpc.planner.plan import make_plan
     from credit.hpc.planner.planned_run import PlannedRun
-    from credit.hpc.planner.report import format_plan, to_dict
+    from credit.hpc.planner.report import format_plan, plan_to_dict
     from credit.parallel.mesh import plan_degrees
 
     assumptions = read_failure_assumptions(arguments)
@@ -121,7 +121,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         plan = make_plan(planned_run, arguments.world_size, gpu)
     failures = plan_failures(plan, planned_run, assumptions)
     if arguments.json:
-        print_json(to_dict(plan, planned_run) | {"failures": failures_to_dict(failures)})
+        print_json(plan_to_dict(plan, planned_run) | {"failures": failures_to_dict(failures)})
     else:
         print(format_plan(plan, planned_run), format_failures(failures), sep="\n\n")
     return 0
@@ -148,7 +148,7 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
     from credit.train.build.dry_run import build_placeholder_assets
-    from credit.train.build.open_data import open_fields
+    from credit.train.build.open_data import open_data_and_splits
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
@@ -164,7 +164,7 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
     # With the data, the plan uses their grid and times.
     config = load_config(path, overrides)
     try:
-        reader, splits = open_fields(config)
+        reader, splits = open_data_and_splits(config)
     except DataError as error:
         raise ConfigError(f"{error}\nwithout the data, give the size of the grid: --grid ROWSxCOLUMNS") from error
     initial_times = require_samples(
@@ -311,8 +311,8 @@ class TrainingStepBuilder:
         settings = StepSettings(lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm)
         step = TrainingStep(build_objective(trainer.objective, context), optimizer, None, settings)
 
-        def take_step(begin: Callable[[], None]) -> object:
-            return step(self._batches(rollout, grid_shape, begin), 0, trainer.learning_rate)
+        def take_step(on_begin: Callable[[], None]) -> object:
+            return step(self._zero_batches(rollout, grid_shape, on_begin), 0, trainer.learning_rate)
 
         return optimizer, take_step
 
@@ -321,7 +321,7 @@ class TrainingStepBuilder:
     ) -> list[nn.Module]:
         """Return a loss for each part of the output.
 
-        The fields (H, W) of a loss cover the rows of its part on the run's grid.
+        The buffers (..., H, W) of each loss have the rows of its part of the output on the run's grid.
 
         Call this method in a `FakeTensorMode`, in which new tensors have no memory.
 
@@ -341,7 +341,7 @@ class TrainingStepBuilder:
         return losses
 
     def _divide_loss(self, loss: Loss, domain: Domain | None, shape: tuple[int, int]) -> nn.Module:
-        """Return the loss with fields of the given shape; if it combines different cells, the loss of whole fields."""
+        """Return the loss of one rank for fields of its shape; a loss that combines cells gathers whole fields."""
         from credit.losses.domain_loss import GatheredLoss
 
         if domain is None or "cells" not in loss.coupled_dims:
@@ -369,13 +369,13 @@ class TrainingStepBuilder:
             resized._modules[name] = self._resize_fields(child, shape)
         return resized
 
-    def _batches(self, rollout: int, grid_shape: tuple[int, int], begin: Callable[[], None]) -> Iterator[Batch]:
-        """Yield batches of zeros endlessly, and call `begin` before each batch.
+    def _zero_batches(self, rollout: int, grid_shape: tuple[int, int], on_begin: Callable[[], None]) -> Iterator[Batch]:
+        """Yield batches of zeros endlessly, and call `on_begin` before each batch.
 
         Args:
             rollout: number of forecast steps of a batch.
             grid_shape: number of rows and columns of a rank's fields.
-            begin: function that is called before each batch; it marks the beginning of a micro-step.
+            on_begin: function that is called before each batch; it marks the beginning of a micro-step.
         """
         import torch
 
@@ -389,7 +389,7 @@ class TrainingStepBuilder:
         # The forcing covers all input frames of the rollout. The last target frame is not an input frame.
         num_input_frames = history_len + rollout - 1
         while True:
-            begin()
+            on_begin()
             yield Batch(
                 history_BCTHW=torch.zeros(batch_size, num_prognostic, history_len, *grid_shape),
                 forcing_BCTHW=torch.zeros(batch_size, num_forcing, num_input_frames, *grid_shape),

@@ -171,9 +171,9 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     job = build_job(request, cluster, section)
 
     # Raise errors here that would otherwise occur when the job starts.
-    _require_divided_forecasts(config, job)
+    _require_divisible_ranks(config, job)
     if job.is_elastic:
-        _require_elastic_batch(config, job)
+        _check_elastic_batch(config, job)
     elif job.kind == "train":
         # The results are not used. The calls raise an error if the ranks cannot form a mesh or cannot divide a global
         # batch.
@@ -182,7 +182,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     return job
 
 
-def _require_divided_forecasts(config: Config, job: Job) -> None:
+def _require_divisible_ranks(config: Config, job: Job) -> None:
     """Raise a ConfigError if the number of ranks that share a forecast does not divide the ranks of the job."""
     from credit.errors import ConfigError
 
@@ -199,8 +199,8 @@ def _require_divided_forecasts(config: Config, job: Job) -> None:
         )
 
 
-def _require_elastic_batch(config: Config, job: Job) -> None:
-    """Raise an error if a job with ``min_nodes`` has no global batch size, or none that its ranks can divide.
+def _check_elastic_batch(config: Config, job: Job) -> None:
+    """Check that the global batch size suits a job with ``min_nodes``, which continues after the loss of nodes.
 
     Print how many ranks train with all nodes and after each of the first lost nodes.
 
@@ -232,7 +232,7 @@ def find_cluster_section(config: Config, arguments: argparse.Namespace) -> tuple
             of a different scheduler.
     """
     from credit.errors import ConfigError
-    from credit.hpc.cluster import load_cluster, require_section
+    from credit.hpc.cluster import load_cluster, require_matching_scheduler
 
     # The option overrides the config.
     if arguments.cluster is not None:
@@ -246,7 +246,7 @@ def find_cluster_section(config: Config, arguments: argparse.Namespace) -> tuple
         )
     section = named_sections[0]
     cluster = load_cluster(section.cluster)
-    require_section(cluster, section)
+    require_matching_scheduler(cluster, section)
     return cluster, section
 
 

@@ -98,7 +98,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     if process_info.rank >= num_ranks:
         return _wait_as_spare_rank(process_info)
     with release_spare_ranks(process_info, num_ranks):
-        outcome, is_interrupt = _train(config, replace(process_info, world=num_ranks), _choose_profile(arguments))
+        outcome, is_interrupt = _train(config, replace(process_info, world=num_ranks), _read_profile_request(arguments))
     if process_info.is_main:
         print(f"{outcome}: {config.save_loc}")
     if outcome == "failed":
@@ -130,16 +130,16 @@ def _choose_num_ranks(config: Config, process_info: ProcessInfo) -> int:
 
 def _wait_as_spare_rank(process_info: ProcessInfo) -> int:
     """Wait until the other ranks have finished the run, and return the exit status of this spare rank."""
-    from credit.parallel.elastic.spare_ranks import wait_for_end
+    from credit.parallel.elastic.spare_ranks import wait_for_run_end
 
     # The job script makes the launcher and its children ignore TERM, but torchrun sends TERM to end the ranks before a
     # restart, so a spare rank needs a handler. A scheduler also sends TERM, and the other ranks then save. torchrun
     # would end them immediately if this rank failed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    return 0 if wait_for_end(process_info) else 1
+    return 0 if wait_for_run_end(process_info) else 1
 
 
-def _choose_profile(arguments: argparse.Namespace) -> ProfileRequest | None:
+def _read_profile_request(arguments: argparse.Namespace) -> ProfileRequest | None:
     """Return the request for a profile; None without ``--profile``.
 
     Raises:
@@ -177,7 +177,7 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
     from credit.parallel.watchdog import Watchdog
     from credit.train.build.model import choose_device
     from credit.train.build.training import assemble_training
-    from credit.train.checkpoint.resume import prepare_folder
+    from credit.train.checkpoint.resume import create_run_folder
     from credit.train.monitor.metrics_log import rank_log
     from credit.train.monitor.run_lock import RunLock
     from credit.train.monitor.stop_signal import StopSignal
@@ -197,7 +197,7 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
         stop = stack.enter_context(StopSignal(stop_folder, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
         # One rank of each host tests writing to the folder. An error of one rank is raised on all ranks.
-        run_on_all_ranks(lambda: prepare_folder(folder) if process_info.local_rank == 0 else None)
+        run_on_all_ranks(lambda: create_run_folder(folder) if process_info.local_rank == 0 else None)
         stack.enter_context(rank_log(folder, process_info.rank))
         if run_on_rank0(functools.partial(_repeats_failure, folder, process_info)):
             return "failed", False
@@ -279,9 +279,9 @@ def _build_profile_context(profile: ProfileRequest | None, trainer: Trainer) -> 
     if profile is None:
         return nullcontext()
     # This import is local, because most runs are not profiled.
-    from credit.train.profile.profiler import profiled
+    from credit.train.profile.profiler import profile_steps
 
-    return profiled(profile, trainer.parts, trainer.state.step)
+    return profile_steps(profile, trainer.parts, trainer.state.step)
 
 
 def _draw_preview(*arguments: Any) -> list[Path]:

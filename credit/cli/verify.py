@@ -123,7 +123,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             logger.warning("%s", weights.notice)
         # The report shows the training log of the folder only if these weights were trained there.
         is_same_run = Path(forecast_config.save_loc).resolve() == Path(config.save_loc).resolve()
-        is_trained_here = weights.are_of_run and is_same_run
+        is_trained_here = weights.belong_to_run and is_same_run
         table = verify_forecasts(config, reader, forecasts, folder, share, other_name, weights.notice, is_trained_here)
     if table is None:
         # The main rank has collected the scores of all ranks.
@@ -293,9 +293,9 @@ def _open_data_and_forecasts(
     timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     mesh = build_forecast_mesh(config.inference.parallelism, process, device_type, timeout_minutes)
     if model_config is None:
-        truth_reader, forecasts = _open_online(config, process, mesh, has_other_truth=False)
+        truth_reader, forecasts = _open_online_forecasts(config, process, mesh, has_other_truth=False)
     else:
-        _, forecasts = _open_online(model_config, process, mesh, has_other_truth=True)
+        _, forecasts = _open_online_forecasts(model_config, process, mesh, has_other_truth=True)
         truth_reader = open_reader_on_rank0(config.data)
     if mesh.degrees.world == 1:
         return truth_reader, forecasts, WorkShare(process.rank, process.world)
@@ -305,14 +305,14 @@ def _open_data_and_forecasts(
     share = WorkShare(
         mesh.sample_rank,
         mesh.num_sample_ranks,
-        is_counted=mesh.gets_forecasts,
+        are_scores_used=mesh.gets_forecasts,
         is_sharded=True,
         has_whole_forecasts=mesh.ensemble_rank == 0 and has_whole_fields,
     )
     return truth_reader, forecasts, share
 
 
-def _open_online(
+def _open_online_forecasts(
     config: Config, process: ProcessInfo, mesh: DeviceGrid, has_other_truth: bool
 ) -> tuple[FieldReader, ForecastSource]:
     """Collective: open the data of the run that makes the forecasts, and return the reader and the forecasts.
@@ -332,20 +332,20 @@ def _open_online(
     from credit.forecast.ensemble.perturbations import compute_member_lag
     from credit.forecast.initial_times import choose_initial_times, list_output_leads
     from credit.forecast.online import ForecastBatching, OnlineForecasts, build_step_filter
-    from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, describe_run
-    from credit.train.build.open_data import open_fields, open_forecast_fields
+    from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, build_run_attributes
+    from credit.train.build.open_data import open_data_and_splits, open_forecast_fields
 
     # The data from which forecasts start need not contain variables that only the truth needs.
     if has_other_truth:
         reader, splits = open_forecast_fields(config)
     else:
-        reader, splits = open_fields(config)
+        reader, splits = open_data_and_splits(config)
     inference = config.inference
     forecaster = assemble_forecaster(config, reader, inference.checkpoint, process, mesh)
     lead_minutes = list_output_leads(inference, config.data.step_minutes)
 
     # The scored fields are the output of the model, or fields derived from it.
-    select_run_attributes = describe_run(forecaster)
+    select_run_attributes = build_run_attributes(forecaster)
     diagnostics = None
     if has_other_truth:
         diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])

@@ -17,11 +17,12 @@ class WeightsCheck:
 
     Attributes:
         notice: message if the forecasts were not made with the weights that the config names; otherwise None.
-        are_of_run: False if no checkpoint of the run contains the weights; also True if the weights cannot be compared.
+        belong_to_run: True if a checkpoint of the run contains the weights, or if the weights cannot be compared;
+            otherwise False.
     """
 
     notice: str | None = None
-    are_of_run: bool = True
+    belong_to_run: bool = True
 
 
 def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCheck:
@@ -50,7 +51,7 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
     else:
         named_checkpoint = Path(name)
     if named_checkpoint.is_dir() and checkpoint.read_weights_checksum(named_checkpoint, "forecast") == weights:
-        return WeightsCheck(are_of_run=weights in run_weights)
+        return WeightsCheck(belong_to_run=weights in run_weights)
     description = (
         f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
         f"{attributes.get('experiment')}"
@@ -66,5 +67,5 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
     return WeightsCheck(
         f"{description}. No checkpoint in {folder} contains these weights; they belong to a different run, or "
         "their checkpoint was deleted.",
-        are_of_run=False,
+        belong_to_run=False,
     )

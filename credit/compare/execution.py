@@ -41,8 +41,8 @@ _SEARCHED_LINES = 200
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a comparison: a ``credit`` command that a separate process executes.
+class ComparisonPart:
+    """One part of a comparison or sweep: a ``credit`` command that a separate process executes.
 
     Attributes:
         name: name that is unique in the comparison, such as ``train a, seed 1000``.
@@ -83,7 +83,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slots:
+class HostSlots:
     """Equal shares (slots) of this host for the parts that run at the same time.
 
     Attributes:
@@ -116,7 +116,7 @@ class Slots:
         return environment
 
 
-def divide_host(jobs: int, ranks: int) -> Slots:
+def divide_host_into_slots(jobs: int, ranks: int) -> HostSlots:
     """Divide the cores and GPUs of this host between `jobs` simultaneous parts of `ranks` processes each.
 
     Raises:
@@ -124,7 +124,7 @@ def divide_host(jobs: int, ranks: int) -> Slots:
             ``CUDA_VISIBLE_DEVICES`` differs from the number that torch finds.
     """
     if jobs == 1:
-        return Slots()
+        return HostSlots()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     devices = [name.strip() for name in visible.split(",") if name.strip()]
     num_devices = torch.cuda.device_count()
@@ -144,7 +144,7 @@ def divide_host(jobs: int, ranks: int) -> Slots:
             "reduce --jobs or --ranks"
         )
     num_cores = len(os.sched_getaffinity(0))
-    return Slots(jobs, max(1, num_cores // num_processes), devices[:num_processes])
+    return HostSlots(jobs, max(1, num_cores // num_processes), devices[:num_processes])
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class RunningPart:
         start_time: value of `time.monotonic` at the start of the process, in seconds.
     """
 
-    part: Part
+    part: ComparisonPart
     slot: int
     process: subprocess.Popen
     start_time: float
@@ -172,18 +172,18 @@ class Executor:
         slots: shares of the host for the parts that run at the same time; None to run one part at a time.
     """
 
-    def __init__(self, folder: Path, slots: Slots | None = None) -> None:
+    def __init__(self, folder: Path, slots: HostSlots | None = None) -> None:
         self._path = folder / "parts.json"
         self._log_folder = folder / "logs"
         self._log_folder.mkdir(exist_ok=True)
-        self._slots = slots or Slots()
+        self._slots = slots or HostSlots()
         self._records: dict[str, dict[str, Any]] = {}
         if self._path.exists():
             self._records = json.loads(self._path.read_text(encoding="utf-8"))
         # Names of the parts that this call has to do, for the list of failures on the page.
         self._names: list[str] = []
 
-    def run(self, part: Part, is_repeated: bool = False) -> bool:
+    def run(self, part: ComparisonPart, is_repeated: bool = False) -> bool:
         """Run one part unless it is done, and return True if it is done afterwards; see `run_all`.
 
         Args:
@@ -192,7 +192,7 @@ class Executor:
         """
         return self.run_all([part], is_repeated)[0]
 
-    def run_all(self, parts: Sequence[Part], is_repeated: bool = False) -> list[bool]:
+    def run_all(self, parts: Sequence[ComparisonPart], is_repeated: bool = False) -> list[bool]:
         """Run the parts that are not done, some at the same time, and return True for each part that is then done.
 
         A part is repeated if its inputs have changed or its result was removed. If a part fails, the failure is logged
@@ -221,7 +221,7 @@ class Executor:
                     if exit_code is not None:
                         running.remove(running_part)
                         free_slots.append(running_part.slot)
-                        self._record(running_part.part, exit_code, time.monotonic() - running_part.start_time)
+                        self._record_outcome(running_part.part, exit_code, time.monotonic() - running_part.start_time)
                 if running:
                     time.sleep(_POLL_SECONDS)
         finally:
@@ -229,7 +229,7 @@ class Executor:
             stop_parts(running)
         return [self._is_done(part) for part in parts]
 
-    def _start(self, part: Part, slot: int) -> RunningPart:
+    def _start(self, part: ComparisonPart, slot: int) -> RunningPart:
         """Start the process of a part in a slot."""
         log_path = self._log_path(part)
         logger.info("%s: started, log %s", part.name, log_path)
@@ -239,17 +239,17 @@ class Executor:
         process = start_process(part.command_line(), log_path, self._slots.build_environment(slot))
         return RunningPart(part, slot, process, time.monotonic())
 
-    def _is_done(self, part: Part) -> bool:
+    def _is_done(self, part: ComparisonPart) -> bool:
         """Return True if a part was done with the same inputs and its result exists."""
         record = self._records.get(part.name, {})
         has_same_inputs = all(record.get(key) == value for key, value in part.inputs.items())
         return record.get("status") == DONE and has_same_inputs and part.result.exists()
 
-    def _log_path(self, part: Part) -> Path:
+    def _log_path(self, part: ComparisonPart) -> Path:
         """Return the log file of a part."""
         return self._log_folder / (re.sub(r"[^\w.-]+", "_", part.name) + ".log")
 
-    def _record(self, part: Part, exit_code: int, seconds: float) -> None:
+    def _record_outcome(self, part: ComparisonPart, exit_code: int, seconds: float) -> None:
         """Write the outcome of a process to ``parts.json``, and log a failure."""
         log_path = self._log_path(part)
         if exit_code == STOPPED_IN_TIME:
@@ -269,7 +269,7 @@ class Executor:
             self.mark_failed(part, f"{part.result} is missing (log {log_path})")
         self.save()
 
-    def mark_failed(self, part: Part, reason: str) -> None:
+    def mark_failed(self, part: ComparisonPart, reason: str) -> None:
         """Record a part as failed although its process succeeded.
 
         Args:

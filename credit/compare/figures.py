@@ -60,7 +60,7 @@ def draw_figures(
         for page, regions in enumerate(scorecard_pages(table)):
             path = folder / f"scorecard_{name}_{page + 1}.png"
             figures["scorecards"].append((caption, save_figure(path, plot_scorecard, table, first, regions)))
-    if "power_ratio" in scores.example.dataset:
+    if "power_ratio" in scores.first_table.dataset:
         caption = (
             "Power of the forecast divided by the power of the truth, by total wavenumber, mean over cases and seeds. "
             "Below 1, the forecast is too smooth. For an ensemble, the first member is shown."
@@ -77,7 +77,7 @@ def draw_figures(
     return figures
 
 
-def run_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def choose_run_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return name of a run -> matplotlib keyword arguments for the curves of this run in every figure."""
     styles = {}
     for number, name in enumerate(names):
@@ -88,12 +88,12 @@ def run_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def plot_skill(scores: ComparisonScores) -> Figure:
     """Return a figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel."""
-    table = scores.example
+    table = scores.first_table
     channels = headline_channels(table)[:_MAX_COLUMNS]
     figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_times_and_unit(table)
-    styles = run_styles(scores.names)
+    styles = choose_run_styles(scores.names)
     for column, channel in enumerate(channels):
         for axis, metric in zip(axes[:, column], ("rmse", "acc"), strict=True):
             for baseline, style in _BASELINE_STYLES.items():
@@ -101,7 +101,7 @@ def plot_skill(scores: ComparisonScores) -> Figure:
                 if np.isfinite(curve).any():
                     axis.plot(leads, curve, label=table.display_name(baseline), **style)
             for name in scores.names:
-                _draw_range(axis, leads, scores.scores_by_lead(name, channel, metric), name, styles[name])
+                _plot_seed_range(axis, leads, scores.scores_by_lead(name, channel, metric), name, styles[name])
         rmse_axis, acc_axis = axes[:, column]
         rmse_axis.set_title(channel)
         rmse_axis.set_xlim(0, leads[-1] * 1.02)
@@ -115,7 +115,7 @@ def plot_skill(scores: ComparisonScores) -> Figure:
     return figure
 
 
-def _draw_range(axis: Axes, leads: np.ndarray, curves_SL: np.ndarray, name: str, style: Mapping[str, Any]) -> None:
+def _plot_seed_range(axis: Axes, leads: np.ndarray, curves_SL: np.ndarray, name: str, style: Mapping[str, Any]) -> None:
     """Plot the mean over seeds of a curve, and shade the range over the seeds if there are several seeds.
 
     Args:
@@ -138,11 +138,11 @@ def plot_spectra(scores: ComparisonScores) -> Figure:
     The figure has a column for each channel with spectra and a row for each lead time.
     """
     # Wavenumber 0 is the mean, not a wave.
-    data = scores.example.dataset.isel(wavenumber=slice(1, None))
+    data = scores.first_table.dataset.isel(wavenumber=slice(1, None))
     channels = data["spectrum_channel"].values.tolist()
     leads = data["spectrum_lead"].values.tolist()
     wavenumbers = data["wavenumber"].values
-    styles = run_styles(scores.names)
+    styles = choose_run_styles(scores.names)
     figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 1.2 + 2.1 * len(leads))
     axes = figure.subplots(len(leads), len(channels), sharex=True, sharey=True, squeeze=False)
     for row, lead in enumerate(leads):
@@ -155,7 +155,7 @@ def plot_spectra(scores: ComparisonScores) -> Figure:
                     ratio = scores.tables[name, seed].dataset["power_ratio"].isel(wavenumber=slice(1, None))
                     selected = ratio.sel(forecast="model", spectrum_channel=channel, spectrum_lead=lead)
                     curves.append(selected.values)
-                _draw_range(axis, wavenumbers, np.stack(curves), name, styles[name])
+                _plot_seed_range(axis, wavenumbers, np.stack(curves), name, styles[name])
             axis.set_xscale("log")
             ticks = [tick for tick in _WAVENUMBER_TICKS if tick <= wavenumbers[-1]]
             axis.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
@@ -180,7 +180,7 @@ def plot_stability(curves: Sequence[StabilityCurve], names: Sequence[str]) -> Fi
         names: names of all runs, in the order of the command, which determines their colours.
     """
     channels = list(dict.fromkeys(curve.channel for curve in curves))[:_MAX_COLUMNS]
-    styles = run_styles(names)
+    styles = choose_run_styles(names)
     figure = create_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.0)
     axes = figure.subplots(2, len(channels), sharex=True, sharey=True, squeeze=False)
     for row, measure in enumerate((FIELD, EDDIES)):

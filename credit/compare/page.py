@@ -58,7 +58,7 @@ def write_comparison_page(
     if scores is not None:
         (folder / "figures").mkdir(exist_ok=True)
         figures = draw_figures(scores, outcome.curves, folder / "figures")
-    is_trained = budget is not None
+    trains_runs = budget is not None
     # The page uses the style sheet of the report of a verification.
     loader = jinja2.ChoiceLoader(
         [jinja2.PackageLoader("credit.compare", ""), jinja2.PackageLoader("credit.verify.report", "")]
@@ -79,8 +79,8 @@ def write_comparison_page(
         stability=_tabulate_stability(outcome.curves),
         long_run_days=max((curve.days[-1] for curve in outcome.curves), default=0),
         bounds=(MIN_RATIO, MAX_RATIO),
-        equal=_list_equal(outcome, budget),
-        differences=list_differences(outcome.runs, is_trained),
+        equal=_describe_equal_conditions(outcome, budget),
+        differences=list_differences(outcome.runs, trains_runs),
         run_names=[run.name for run in outcome.runs],
         configs=[(run.name, run.source, dump_config(run.config)) for run in outcome.runs],
         versions=_describe_versions(outcome),
@@ -123,7 +123,7 @@ def _format_number(value: float, format_spec: str) -> str:
 
 def _describe_cases(scores: ComparisonScores) -> str:
     """Return a phrase with the number of forecasts, their initial times and the number of seeds."""
-    table = scores.example
+    table = scores.first_table
     seeds = max(len(scores.seeds_of(name)) for name in scores.names)
     text = f"{table.n_cases} forecasts from {table.dataset.attrs['initial_times']}"
     return f"{text}, {seeds} seeds" if seeds > 1 else text
@@ -150,7 +150,7 @@ def _tabulate_short_waves(scores: ComparisonScores) -> list[tuple[str, str, list
     Each row is (channel, lead time, cell of each run). A cell is the power of short waves in the forecast divided by
     their power in the truth, "" if it is unknown.
     """
-    data = scores.example.dataset
+    data = scores.first_table.dataset
     if "short_wave_power" not in data:
         return []
     rows = []
@@ -222,7 +222,7 @@ def _tabulate_stability(curves: Sequence[StabilityCurve]) -> tuple[list[str], li
     return channels, rows
 
 
-def _list_equal(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
+def _describe_equal_conditions(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
     """Return sentences that describe which conditions were equal for all runs, and the length of each run."""
     sentences = ["All forecasts are scored on the same initial times, lead times and grid, against the same truth."]
     if budget is None:

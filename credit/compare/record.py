@@ -61,9 +61,9 @@ def record_inputs(
                     "choose another folder with -o"
                 )
     config_paths = {run.name: folder / "configs" / f"{run.name}.yml" for run in runs}
-    is_trained = budget is not None
+    trains_runs = budget is not None
     for run in runs:
-        _require_same_config(config_paths[run.name], run, is_trained, _has_begun(folder, run.name))
+        _reject_or_restart_changed_run(config_paths[run.name], run, trains_runs, _has_begun(folder, run.name))
     (folder / "configs").mkdir(exist_ok=True)
     for run in runs:
         atomic_write_text(config_paths[run.name], dump_config(run.config))
@@ -90,21 +90,21 @@ def _has_begun(folder: Path, name: str) -> bool:
     return bool(rows) or any((folder / name).glob("finished_run/forecasts"))
 
 
-def _require_same_config(path: Path, run: ComparedRun, is_trained: bool, has_begun: bool) -> None:
-    """Raise a ConfigError if the config of a run that has begun differs from its config in an earlier call.
+def _reject_or_restart_changed_run(path: Path, run: ComparedRun, trains_runs: bool, has_begun: bool) -> None:
+    """Raise a ConfigError if a run has begun with a different config in an earlier call; restart a changed new run.
 
-    The config of a run that failed before its first step may be corrected. The folder of this run is then removed,
-    because its first checkpoint belongs to the earlier config.
+    The config of a run that failed before its first step may be corrected. The folder of this run is then removed, so
+    that the run starts again, because its first checkpoint belongs to the earlier config.
 
     Args:
         path: config file of the run in the folder of the comparison; the file need not exist.
         run: the run with its present config.
-        is_trained: True if the comparison trains the run; the keys that the budget sets are then ignored.
+        trains_runs: True if the comparison trains the run; the keys that the budget sets are then ignored.
         has_begun: True if timings, checkpoints or forecasts of the run depend on the earlier config.
     """
     if not path.exists():
         return
-    ignored_keys = BUDGET_KEYS if is_trained else ()
+    ignored_keys = BUDGET_KEYS if trains_runs else ()
     problems = describe_changes(load_config(path), run.config, ("seed", *ignored_keys))
     if problems and not has_begun:
         shutil.rmtree(path.parents[1] / run.name, ignore_errors=True)

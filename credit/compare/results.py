@@ -102,7 +102,7 @@ class ComparisonScores:
         return [seed for run, seed in self.tables if run == name]
 
     @property
-    def example(self) -> ScoreTable:
+    def first_table(self) -> ScoreTable:
         """Score table of the first run and seed; all tables have the same channels, lead times and baselines."""
         return self.tables[self.names[0], self.seeds_of(self.names[0])[0]]
 
@@ -136,22 +136,22 @@ class ComparisonScores:
         The result is 24, 72 and 120 h, as far as the forecasts have these lead times. If the forecasts have fewer than
         two of them, the result is the last three lead times of `ScoreTable.summary_leads`.
         """
-        leads = [hours for hours in self.example.lead_hours if hours in _RESULT_LEADS]
+        leads = [hours for hours in self.first_table.lead_hours if hours in _RESULT_LEADS]
         if len(leads) < 2:
-            return self.example.summary_leads()[-3:]
+            return self.first_table.summary_leads()[-3:]
         return leads
 
     def result_rows(self) -> list[ResultRow]:
         """Return the rows of the table of results, one for each headline channel and lead time of `result_leads`."""
         rows = []
-        for channel in headline_channels(self.example):
+        for channel in headline_channels(self.first_table):
             for hours in self.result_leads():
                 rows.append(self._build_row(channel, hours))
         return rows
 
     def _build_row(self, channel: str, lead_hours: float) -> ResultRow:
         """Return the scores of all runs for one channel and lead time."""
-        persistence = self.example.score("persistence", channel, lead_hours)
+        persistence = self.first_table.score("persistence", channel, lead_hours)
         rmse = {}
         ratio = {}
         for name in self.names:
@@ -165,7 +165,7 @@ class ComparisonScores:
             if other != best and not self.is_significant(str(best), other, channel, lead_hours):
                 best = None
                 break
-        return ResultRow(channel, self.example.units(channel), lead_hours, rmse, ratio, best)
+        return ResultRow(channel, self.first_table.units(channel), lead_hours, rmse, ratio, best)
 
 
 def load_tables(folders: dict[tuple[str, str], Path]) -> dict[tuple[str, str], ScoreTable]:
@@ -250,12 +250,12 @@ def _combine_score(datasets: Sequence[xr.Dataset], score: str, second: str) -> t
     p_value = np.where((signs != signs[0]).any(axis=0) & np.isfinite(p_value), 1.0, p_value)
     if len(datasets) > 1:
         # Where the seeds cannot be tested, only the tests over cases are used.
-        seed_p_value = np.nan_to_num(_test_seeds(datasets, score, second), nan=0.0)
+        seed_p_value = np.nan_to_num(_compute_seed_p_values(datasets, score, second), nan=0.0)
         p_value = np.maximum(p_value, seed_p_value)
     return np.exp(mean_logarithm) - 1, p_value
 
 
-def _test_seeds(datasets: Sequence[xr.Dataset], score: str, second: str) -> np.ndarray:
+def _compute_seed_p_values(datasets: Sequence[xr.Dataset], score: str, second: str) -> np.ndarray:
     """Return the p-value of a t-test that compares two runs by their scores for each seed, (1, seasons, X, L, R).
 
     The samples are the logarithms of the scores of each run; the samples of the two runs are independent. The p-value

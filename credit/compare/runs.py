@@ -62,13 +62,13 @@ class ComparedRun:
     run_folder: Path | None = None
 
 
-def load_compared_runs(sources: Sequence[str], overrides: Sequence[str], is_trained: bool) -> list[ComparedRun]:
+def load_compared_runs(sources: Sequence[str], overrides: Sequence[str], trains_runs: bool) -> list[ComparedRun]:
     """Load the configs of a comparison and check that they can be compared.
 
     Args:
         sources: paths of config files or run folders.
         overrides: ``section.key=value``, applied to every config.
-        is_trained: True if the comparison trains the configs; False if they are finished runs.
+        trains_runs: True if the comparison trains the configs; False if they are finished runs.
 
     Raises:
         ConfigError: if a config is not valid, a run is not finished, or the runs cannot be compared.
@@ -82,7 +82,7 @@ def load_compared_runs(sources: Sequence[str], overrides: Sequence[str], is_trai
         config = load_config(config_path, overrides)
         name = re.sub(r"[^\w.-]", "_", config.experiment)
         run_folder = None
-        if not is_trained:
+        if not trains_runs:
             run_folder = path if path.is_dir() else Path(config.save_loc)
             _require_finished(run_folder, source)
         runs.append(ComparedRun(name, source, config, run_folder))
@@ -167,18 +167,18 @@ def _iterate_leaves(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[s
             yield key, value
 
 
-def list_differences(runs: Sequence[ComparedRun], is_trained: bool) -> list[tuple[str, list[str]]]:
+def list_differences(runs: Sequence[ComparedRun], trains_runs: bool) -> list[tuple[str, list[str]]]:
     """Return (dotted key, value of each run as a string) for each config key that differs between the runs.
 
     Args:
         runs: the runs that are compared.
-        is_trained: True if the comparison trains the runs; the keys that the budget sets are then ignored.
+        trains_runs: True if the comparison trains the runs; the keys that the budget sets are then ignored.
     """
     values = [flatten_config(run.config) for run in runs]
     keys = dict.fromkeys(key for flat in values for key in flat)
     differences = []
     for key in keys:
-        if _UNLISTED_KEYS.fullmatch(key) or (is_trained and key in BUDGET_KEYS):
+        if _UNLISTED_KEYS.fullmatch(key) or (trains_runs and key in BUDGET_KEYS):
             continue
         texts = [format_value(flat[key]) if key in flat else "" for flat in values]
         if len(set(texts)) > 1:

@@ -23,7 +23,7 @@ from credit.errors import ConfigError
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.grid import LatLonGrid
-from credit.train.build.open_data import open_fields
+from credit.train.build.open_data import open_data_and_splits
 
 # Folder of the long forecast in the folder of a run.
 LONG_RUN_FOLDER = "long_run"
@@ -78,7 +78,7 @@ class StabilityCurve:
         return None
 
 
-def require_long_run(text: str, config: Config) -> None:
+def require_valid_long_run_length(text: str, config: Config) -> None:
     """Raise a ConfigError if the length of the long forecast is not a multiple of the time step.
 
     Args:
@@ -116,7 +116,7 @@ def build_long_run_overrides(config: Config, forecast_folder: Path, length: str)
     )
 
 
-def measure_truth(config: Config, channels: Sequence[str]) -> TruthDeviations:
+def measure_truth_deviations(config: Config, channels: Sequence[str]) -> TruthDeviations:
     """Return the standard deviations over all cells of each channel, averaged over times of the training period.
 
     Args:
@@ -126,7 +126,7 @@ def measure_truth(config: Config, channels: Sequence[str]) -> TruthDeviations:
     Raises:
         DataError: if the data cannot be read.
     """
-    reader, splits = open_fields(config)
+    reader, splits = open_data_and_splits(config)
     train = splits["train"]
     is_in_period = (reader.times >= train.first) & (reader.times <= train.last)
     indices = np.flatnonzero(is_in_period)
@@ -148,7 +148,7 @@ def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: S
     rows = [names.index(channel) for channel in channels]
     deviations = []
     for fields_CHW in reader.read_each(indices):
-        deviations.append(measure_fields(fields_CHW[rows], reader.grid))
+        deviations.append(compute_deviations(fields_CHW[rows], reader.grid))
     mean_2C = np.mean(deviations, axis=0)
     truth = {}
     for measure, values in zip((FIELD, EDDIES), mean_2C.tolist(), strict=True):
@@ -156,7 +156,7 @@ def _average_deviations(reader: FieldReader, indices: Sequence[int], channels: S
     return truth
 
 
-def measure_fields(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
+def compute_deviations(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
     """Return the area-weighted standard deviations of each field and of its eddies, (2, C) float64.
 
     Args:
@@ -168,10 +168,10 @@ def measure_fields(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
     # A row without a valid cell has the mean 0, which is not used.
     num_valid = np.maximum(is_valid.sum(axis=2, keepdims=True), 1)
     row_means = np.where(is_valid, fields, 0.0).sum(axis=2, keepdims=True) / num_valid
-    return np.stack([spatial_deviation(fields, grid), spatial_deviation(fields - row_means, grid)])
+    return np.stack([compute_spatial_deviation(fields, grid), compute_spatial_deviation(fields - row_means, grid)])
 
 
-def spatial_deviation(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
+def compute_spatial_deviation(fields_CHW: np.ndarray, grid: LatLonGrid) -> np.ndarray:
     """Return the area-weighted standard deviation of each channel over all cells that are not missing, (C,) float64.
 
     Args:
@@ -194,7 +194,7 @@ def measure_long_run(name: str, seed: str, folder: Path, truth: TruthDeviations)
         name: name of the run.
         seed: seed of the run.
         folder: folder of the long forecast.
-        truth: standard deviations of the truth, from `measure_truth`.
+        truth: standard deviations of the truth, from `measure_truth_deviations`.
 
     Raises:
         DataError: if the forecast cannot be read.
@@ -202,7 +202,7 @@ def measure_long_run(name: str, seed: str, folder: Path, truth: TruthDeviations)
     archive = open_forecasts(folder)
     channels = [channel for measure, channel in truth if measure == FIELD and channel in archive.channel_names]
     rows = [archive.channel_names.index(channel) for channel in channels]
-    deviations_T2C = _measure_leads(archive, rows)
+    deviations_T2C = _compute_deviations_by_lead(archive, rows)
     days = (archive.lead_minutes / _DAY_MINUTES).tolist()
     curves = []
     for number, measure in enumerate((FIELD, EDDIES)):
@@ -212,7 +212,7 @@ def measure_long_run(name: str, seed: str, folder: Path, truth: TruthDeviations)
     return curves
 
 
-def _measure_leads(archive: ForecastSource, rows: Sequence[int]) -> np.ndarray:
+def _compute_deviations_by_lead(archive: ForecastSource, rows: Sequence[int]) -> np.ndarray:
     """Return the standard deviations of fields and eddies at each of T lead times, (T, 2, C).
 
     NaN where the field of a channel is not finite.
@@ -234,6 +234,6 @@ def _measure_leads(archive: ForecastSource, rows: Sequence[int]) -> np.ndarray:
         is_finite_C = ~is_lost_CHW.any(axis=(1, 2)) & ~is_missing_CHW.all(axis=(1, 2))
         deviations_2C = np.full((2, len(rows)), np.nan)
         if is_finite_C.any():
-            deviations_2C[:, is_finite_C] = measure_fields(fields_CHW[is_finite_C], archive.grid)
+            deviations_2C[:, is_finite_C] = compute_deviations(fields_CHW[is_finite_C], archive.grid)
         deviations.append(deviations_2C)
     return np.array(deviations)

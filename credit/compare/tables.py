@@ -71,7 +71,7 @@ def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
         for seed in seeds:
             for row in _rows_of_forecast(scores.tables[name, seed], ("model",)):
                 score = {column: row[column] for column in _SCORE_COLUMNS}
-                yield {"run": name, "seed": seed_text(seed), **score}
+                yield {"run": name, "seed": strip_seed_prefix(seed), **score}
                 key = tuple(row[column] for column in ("variable", "level", "region", "season", "lead_hours", "metric"))
                 rows_by_key.setdefault(key, []).append(score)
         for rows in rows_by_key.values():
@@ -81,7 +81,7 @@ def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
             numbers = {MEAN: np.mean(values), LOWEST: min(values), HIGHEST: max(values)}
             for label, value in numbers.items():
                 yield {"run": name, "seed": label, **common, "value": f"{value:.8g}"}
-    example = scores.example
+    example = scores.first_table
     baselines = [name for name in example.forecasts if name not in example.candidates]
     for row in _rows_of_forecast(example, baselines):
         yield {"run": row["forecast"], **{column: row[column] for column in _SCORE_COLUMNS}}
@@ -132,13 +132,13 @@ def _cost_rows(outcome: CompareOutcome) -> Iterator[dict[str, Any]]:
     for (name, seed), costs in outcome.costs.items():
         for metric, value in dataclasses.asdict(costs).items():
             if isinstance(value, int | float):
-                yield {"run": name, "seed": seed_text(seed), "metric": metric, "value": f"{value:.8g}"}
+                yield {"run": name, "seed": strip_seed_prefix(seed), "metric": metric, "value": f"{value:.8g}"}
     for curve in outcome.curves:
         # An empty value means that the channel never left the range.
         value = "" if curve.exit_day is None else f"{curve.exit_day:g}"
         yield {
             "run": curve.name,
-            "seed": seed_text(curve.seed),
+            "seed": strip_seed_prefix(curve.seed),
             "variable": curve.channel,
             "metric": f"long_run_exit_day:{curve.measure}",
             "value": value,
@@ -162,15 +162,15 @@ def build_document(outcome: CompareOutcome, budget: Budget | None) -> dict[str, 
         "results": [],
         "comparisons": [],
         "stability": [_describe_curve(curve) for curve in outcome.curves],
-        "differences": dict(list_differences(outcome.runs, is_trained=budget is not None)),
+        "differences": dict(list_differences(outcome.runs, trains_runs=budget is not None)),
         "warnings": list_warnings(outcome, budget),
         "failures": outcome.failures,
     }
     if scores is None:
         return document
-    document["n_cases"] = scores.example.n_cases
-    document["first_case"] = str(scores.example.dataset.attrs["first_case"])
-    document["last_case"] = str(scores.example.dataset.attrs["last_case"])
+    document["n_cases"] = scores.first_table.n_cases
+    document["first_case"] = str(scores.first_table.dataset.attrs["first_case"])
+    document["last_case"] = str(scores.first_table.dataset.attrs["last_case"])
     for row in scores.result_rows():
         document["results"].append(
             {
@@ -205,7 +205,7 @@ def list_warnings(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
         outcome: results of the comparison.
         budget: training budget of every run; None for finished runs.
     """
-    warnings = [] if outcome.scores is None else outcome.scores.example.warnings()
+    warnings = [] if outcome.scores is None else outcome.scores.first_table.warnings()
     samples = {name: costs.samples for (name, _), costs in outcome.costs.items() if costs.samples}
     if len(set(samples.values())) > 1 and (budget is None or budget.kind == "steps"):
         counts = ", ".join(f"{name} {count:,}" for name, count in samples.items())
@@ -229,7 +229,7 @@ def list_warnings(outcome: CompareOutcome, budget: Budget | None) -> list[str]:
     return warnings
 
 
-def seed_text(label: str) -> str:
+def strip_seed_prefix(label: str) -> str:
     """Return the label of a seed without its prefix: ``1000`` for ``seed_1000``; ``finished_run`` is unchanged."""
     return label.removeprefix("seed_")
 
@@ -249,7 +249,7 @@ def _describe_run(run: ComparedRun, outcome: CompareOutcome) -> dict[str, Any]:
     trials = {}
     for (name, seed), costs in outcome.costs.items():
         if name == run.name:
-            trials[seed_text(seed)] = dataclasses.asdict(costs)
+            trials[strip_seed_prefix(seed)] = dataclasses.asdict(costs)
     return {
         "name": run.name,
         "source": run.source,
@@ -264,7 +264,7 @@ def _describe_curve(curve: StabilityCurve) -> dict[str, Any]:
     """Return the entry of a `StabilityCurve` in compare.json."""
     return {
         "run": curve.name,
-        "seed": seed_text(curve.seed),
+        "seed": strip_seed_prefix(curve.seed),
         "channel": curve.channel,
         "measure": curve.measure,
         "exit_day": curve.exit_day,
@@ -280,5 +280,5 @@ def _describe_range(values: SeedRange) -> dict[str, Any]:
         "mean": finite_or_none(values.mean),
         "lowest": finite_or_none(values.low),
         "highest": finite_or_none(values.high),
-        "seeds": {seed_text(seed): finite_or_none(value) for seed, value in values.values.items()},
+        "seeds": {strip_seed_prefix(seed): finite_or_none(value) for seed, value in values.values.items()},
     }

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from credit.compare.budget import StepCost
-from credit.compare.execution import Executor, Part
+from credit.compare.execution import ComparisonPart, Executor
 from credit.compare.runs import ComparedRun
 from credit.train.monitor.run_files import iterate_rows_with_key, read_summary
 from credit.utils.atomic import atomic_write_text
@@ -73,7 +73,7 @@ def measure_step_costs(
         timed_runs = missing if reference is None else [reference, *missing]
         session = _time_in_rounds(timed_runs, config_paths, plan, executor, folder)
         reference_name = None if reference is None else reference.name
-        for name, cost in evaluate_session(session, reference_name, costs).items():
+        for name, cost in compute_session_costs(session, reference_name, costs).items():
             costs.setdefault(name, cost)
         document["sessions"].append(session)
         document["costs"] = {name: vars(cost) for name, cost in costs.items()}
@@ -116,7 +116,7 @@ def _time_in_rounds(
             run_folder = folder / "timing" / f"{name}_round_{round_number}"
             # An interrupted short run is repeated from its start, because the first steps of a process are slower.
             shutil.rmtree(run_folder, ignore_errors=True)
-            part = Part(
+            part = ComparisonPart(
                 f"time {name}, round {round_number + 1}",
                 "train",
                 config_paths[name],
@@ -208,10 +208,10 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
     return StepCost(seconds, operations)
 
 
-def evaluate_session(
+def compute_session_costs(
     session: Sequence[Mapping[str, Any]], reference: str | None, earlier: Mapping[str, StepCost]
 ) -> dict[str, StepCost]:
-    """Return name of a run -> cost of a step, computed from the records of one session of measurements.
+    """Return name of a run -> cost of a step, computed from the records of one session (one call of the command).
 
     Args:
         session: records of the short training runs, from `_time_in_rounds`.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from credit.compare.budget import Budget, StepCost, build_training_overrides
 from credit.compare.costs import RunCosts, read_costs
-from credit.compare.execution import Executor, Part, divide_host, exit_on_sigterm
+from credit.compare.execution import ComparisonPart, Executor, divide_host_into_slots, exit_on_sigterm
 from credit.compare.record import record_inputs
 from credit.compare.results import ComparisonScores, load_tables
 from credit.compare.runs import SCORES_FOLDER, ComparedRun, load_compared_runs
@@ -24,8 +24,8 @@ from credit.compare.stability import (
     StabilityCurve,
     build_long_run_overrides,
     measure_long_run,
-    measure_truth,
-    require_long_run,
+    measure_truth_deviations,
+    require_valid_long_run_length,
 )
 from credit.compare.timing import TimingPlan, measure_step_costs
 from credit.errors import ConfigError, CreditError
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 FINISHED_RUN = "finished_run"
 # (name of the run, label of the seed)
-Trial = tuple[str, str]
+TrialKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CompareOutcome:
     steps: dict[str, int] = field(default_factory=dict)
     step_costs: dict[str, StepCost] = field(default_factory=dict)
     scores: ComparisonScores | None = None
-    costs: dict[Trial, RunCosts] = field(default_factory=dict)
+    costs: dict[TrialKey, RunCosts] = field(default_factory=dict)
     curves: list[StabilityCurve] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -98,9 +98,9 @@ def compare_runs(request: CompareRequest) -> CompareOutcome:
     """
     if request.seeds and request.budget is None:
         raise ConfigError("--seeds: finished runs have the seeds they were trained with; add --equal steps 1000")
-    runs = load_compared_runs(request.sources, request.overrides, is_trained=request.budget is not None)
+    runs = load_compared_runs(request.sources, request.overrides, trains_runs=request.budget is not None)
     if request.long_run is not None:
-        require_long_run(request.long_run, runs[0].config)
+        require_valid_long_run_length(request.long_run, runs[0].config)
     request.folder.mkdir(parents=True, exist_ok=True)
     with exit_on_sigterm(), file_lock(request.folder / ".lock", wait=False) as is_locked:
         if not is_locked:
@@ -121,7 +121,7 @@ class _Workflow:
         self._folder = request.folder.resolve()
         self._runs = {run.name: run for run in runs}
         self._config_paths = record_inputs(self._folder, runs, request.budget, request.timing.ranks, request.jobs)
-        self._executor = Executor(self._folder, divide_host(request.jobs, request.timing.ranks))
+        self._executor = Executor(self._folder, divide_host_into_slots(request.jobs, request.timing.ranks))
         self._outcome = CompareOutcome(runs)
 
     def run(self) -> CompareOutcome:
@@ -165,7 +165,7 @@ class _Workflow:
                 continue
             self._outcome.steps[name] = budget.count_steps(name, costs.get(name))
 
-    def _list_trials(self) -> list[Trial]:
+    def _list_trials(self) -> list[TrialKey]:
         """Return all trials, ordered by seed: all runs with the first seed, then all runs with the next seed."""
         if self._request.budget is None:
             return [(name, FINISHED_RUN) for name in self._runs]
@@ -176,11 +176,11 @@ class _Workflow:
                 trials.append((name, f"seed_{seed}"))
         return trials
 
-    def _trial_folder(self, trial: Trial) -> Path:
+    def _trial_folder(self, trial: TrialKey) -> Path:
         """Return the folder of a trial."""
         return self._folder.joinpath(*trial)
 
-    def _base_overrides(self, trial: Trial) -> list[str]:
+    def _build_rollout_overrides(self, trial: TrialKey) -> list[str]:
         """Return the overrides that every ``credit rollout`` of a trial has."""
         name, label = trial
         overrides = [f"save_loc={self._trial_folder(trial)}"]
@@ -193,12 +193,12 @@ class _Workflow:
             checkpoint = str((run_folder / "checkpoints" / checkpoint).resolve())
         return [*overrides, f"inference.checkpoint={checkpoint}"]
 
-    def _run_parts(self, parts: Mapping[Trial, Part]) -> list[Trial]:
+    def _run_parts(self, parts: Mapping[TrialKey, ComparisonPart]) -> list[TrialKey]:
         """Run the parts that are not done, and return the trials whose part is done afterwards."""
         results = self._executor.run_all(list(parts.values()))
         return [trial for trial, is_done in zip(parts, results, strict=True) if is_done]
 
-    def _train(self, trials: Sequence[Trial]) -> list[Trial]:
+    def _train(self, trials: Sequence[TrialKey]) -> list[TrialKey]:
         """Train the trials that are not trained yet, and return all trials whose training run is done."""
         if self._request.budget is None:
             return list(trials)
@@ -208,7 +208,7 @@ class _Workflow:
             folder = self._trial_folder(trial)
             seed = int(label.removeprefix("seed_"))
             overrides = build_training_overrides(self._runs[name].config, seed, self._outcome.steps[name], str(folder))
-            parts[trial] = Part(
+            parts[trial] = ComparisonPart(
                 f"train {describe_trial(trial)}",
                 "train",
                 self._config_paths[name],
@@ -227,16 +227,16 @@ class _Workflow:
                 self._executor.mark_failed(parts[trial], reason)
         return trained
 
-    def _make_forecasts(self, trials: Sequence[Trial]) -> list[Trial]:
+    def _make_forecasts(self, trials: Sequence[TrialKey]) -> list[TrialKey]:
         """Make the forecasts of the trials unless they exist, and return the trials that have forecasts."""
         parts = {}
         for trial in trials:
             name, _ = trial
-            parts[trial] = Part(
+            parts[trial] = ComparisonPart(
                 f"forecast {describe_trial(trial)}",
                 "rollout",
                 self._config_paths[name],
-                (*self._base_overrides(trial), "inference.folder=forecasts"),
+                (*self._build_rollout_overrides(trial), "inference.folder=forecasts"),
                 self._trial_folder(trial) / "forecasts",
                 depends_on=self._forecast_fingerprint(name),
                 ranks=self._request.timing.ranks,
@@ -247,14 +247,14 @@ class _Workflow:
         """Return a fingerprint of the section `inference` of a run, as a tuple with one string."""
         return (fingerprint([self._runs[name].config.model_dump_json(include={"inference"})]),)
 
-    def _score(self, trials: Sequence[Trial]) -> dict[Trial, Path]:
+    def _score(self, trials: Sequence[TrialKey]) -> dict[TrialKey, Path]:
         """Score the forecasts of the trials unless the scores exist.
 
         Returns:
             Trial -> folder with its ``scores.nc``, for the trials that have scores. In the file, the run of the trial
             is ``model``, and the later runs with the same seed are the other forecasts.
         """
-        trials_by_label: dict[str, list[Trial]] = {}
+        trials_by_label: dict[str, list[TrialKey]] = {}
         for trial in trials:
             trials_by_label.setdefault(trial[1], []).append(trial)
         parts = {label: self._build_score_part(label, members) for label, members in trials_by_label.items()}
@@ -269,7 +269,7 @@ class _Workflow:
                 folders[trial] = folder / "pairs" / trial[0]
         return folders
 
-    def _build_score_part(self, label: str, trials: Sequence[Trial]) -> Part:
+    def _build_score_part(self, label: str, trials: Sequence[TrialKey]) -> ComparisonPart:
         """Return the part that scores the forecasts of all runs with the same seed, and compares each pair of them.
 
         The part is a single verification, so the forecasts of each run are read only once. All forecasts are scored
@@ -284,9 +284,9 @@ class _Workflow:
         runs = self._outcome.runs
         depends_on = [runs[0].config.model_dump_json(include={"verification"})]
         for trial in trials:
-            depends_on += [*self._base_overrides(trial), *self._forecast_fingerprint(trial[0])]
+            depends_on += [*self._build_rollout_overrides(trial), *self._forecast_fingerprint(trial[0])]
         folder = self._folder / SCORES_FOLDER / label
-        return Part(
+        return ComparisonPart(
             f"score {label.replace('_', ' ')}",
             "verify",
             self._config_paths[runs[0].name],
@@ -303,7 +303,7 @@ class _Workflow:
             depends_on=(fingerprint(depends_on),),
         )
 
-    def _make_long_runs(self, trials: Sequence[Trial]) -> None:
+    def _make_long_runs(self, trials: Sequence[TrialKey]) -> None:
         """Make one long forecast for each trial, and measure its variability.
 
         Args:
@@ -312,17 +312,17 @@ class _Workflow:
         length = str(self._request.long_run)
         scores = self._outcome.scores
         assert scores is not None
-        truth = measure_truth(self._outcome.runs[0].config, headline_channels(scores.example))
+        truth = measure_truth_deviations(self._outcome.runs[0].config, headline_channels(scores.first_table))
         parts = {}
         for trial in trials:
             name, _ = trial
             folder = self._trial_folder(trial)
             overrides = build_long_run_overrides(self._runs[name].config, folder / "forecasts", length)
-            parts[trial] = Part(
+            parts[trial] = ComparisonPart(
                 f"long forecast {describe_trial(trial)}",
                 "rollout",
                 self._config_paths[name],
-                (*self._base_overrides(trial), *overrides),
+                (*self._build_rollout_overrides(trial), *overrides),
                 folder / LONG_RUN_FOLDER,
                 depends_on=self._forecast_fingerprint(name),
             )
@@ -331,7 +331,7 @@ class _Workflow:
             self._outcome.curves += measure_long_run(name, label, parts[trial].result, truth)
 
 
-def describe_trial(trial: Trial) -> str:
+def describe_trial(trial: TrialKey) -> str:
     """Return the name of a trial for messages, such as ``a, seed 1000``."""
     return f"{trial[0]}, {trial[1].replace('_', ' ')}"
 

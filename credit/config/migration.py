@@ -18,24 +18,24 @@ class Row:
     Attributes:
         generation_1: dotted keys of the first generation of miles-credit, separated by spaces.
         generation_2: dotted keys of the second generation, separated by spaces.
-        here: the keys of this package, or a description of their replacement, as Markdown.
+        replacement: the keys of this package, or a description of their replacement, as Markdown.
         is_changed: True if both packages have a key with this name, but with different values.
     """
 
     generation_1: str
     generation_2: str
-    here: str
+    replacement: str
     is_changed: bool = False
 
     @property
     def keys(self) -> list[str]:
-        """Dotted keys of both generations."""
+        """Dotted keys of both generations of miles-credit in this row."""
         return [*self.generation_1.split(), *self.generation_2.split()]
 
 
-def _build_common_row(keys: str, here: str, is_changed: bool = False) -> Row:
-    """Return a `Row` for keys that have the same names in both generations."""
-    return Row(keys, keys, here, is_changed)
+def _build_common_row(keys: str, replacement: str, is_changed: bool = False) -> Row:
+    """Return a `Row` for keys that have the same names in both generations of miles-credit."""
+    return Row(keys, keys, replacement, is_changed)
 
 
 _DATA = (
@@ -302,18 +302,18 @@ TABLES: dict[str, Sequence[Row]] = {
 }
 
 
-def find_replacement(key: str, of_changed: bool = False) -> str | None:
+def find_replacement(key: str, only_changed: bool = False) -> str | None:
     """Return the replacement of a key of miles-credit for an error message; None if the key is not a key of
     miles-credit.
 
     Args:
         key: the dotted key.
-        of_changed: True to search only keys that exist in both packages with different values (`Row.is_changed`).
+        only_changed: True to search only keys that exist in both packages with different values (`Row.is_changed`).
     """
     for row in itertools.chain.from_iterable(TABLES.values()):
-        if key in row.keys and (row.is_changed or not of_changed):
+        if key in row.keys and (row.is_changed or not only_changed):
             # A message cannot contain a link, so replace the link with the path of the page.
-            return re.sub(r"\[[^\]]*\]\(([\w.]+)\)", r"docs/\1", row.here)
+            return re.sub(r"\[[^\]]*\]\(([\w.]+)\)", r"docs/\1", row.replacement)
     return None
 
 
@@ -325,7 +325,7 @@ def describe_table(title: str) -> str:
         second_keys = _describe_keys(row.generation_2.split())
         if second_keys and row.generation_1 == row.generation_2:
             second_keys = "same"
-        lines.append(f"| {first_keys} | {second_keys} | {row.here} |")
+        lines.append(f"| {first_keys} | {second_keys} | {row.replacement} |")
     return "\n".join(lines) + "\n"
 
 

@@ -89,7 +89,7 @@ class RealtimeConfig(StrictModel):
 
     @field_validator("url", "index_url")
     @classmethod
-    def _require_address(cls, url: str | None) -> str | None:
+    def _require_valid_address(cls, url: str | None) -> str | None:
         """Raise ValueError if an address has an unsupported protocol, or an unknown or a missing placeholder."""
         if url is None:
             return url

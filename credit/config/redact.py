@@ -119,15 +119,15 @@ def redact_config(config: Config) -> dict[str, Any]:
     """
     secrets: set[str] = set()
     values = redact_values(config.model_dump(mode="json"), secrets)
-    return _redact_texts(values, secrets)
+    return _redact_strings(values, secrets)
 
 
-def _redact_texts(value: Any, secrets: set[str]) -> Any:
+def _redact_strings(value: Any, secrets: set[str]) -> Any:
     """Return a copy of plain data in which `redact` is applied to each string."""
     if isinstance(value, Mapping):
-        return {key: _redact_texts(item, secrets) for key, item in value.items()}
+        return {key: _redact_strings(item, secrets) for key, item in value.items()}
     if isinstance(value, list):
-        return [_redact_texts(item, secrets) for item in value]
+        return [_redact_strings(item, secrets) for item in value]
     if isinstance(value, str):
         return redact(value, os.environ, secrets)
     return value

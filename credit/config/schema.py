@@ -58,11 +58,11 @@ class Config(StrictModel):
     def _require_consistent(self) -> Config:
         """Raise an error if keys of different sections contradict each other."""
         self._require_multiples_of_step()
-        self._require_effects()
-        self._require_ensemble()
-        self._require_shared_members()
+        self._require_effective_keys()
+        self._require_consistent_ensemble()
+        self._require_shareable_members()
         self._require_divisible_forecasts()
-        self._require_rollout()
+        self._require_consistent_rollout()
         return self
 
     def _require_multiples_of_step(self) -> None:
@@ -91,7 +91,7 @@ class Config(StrictModel):
         if problems:
             raise ValueError("; ".join(problems))
 
-    def _require_effects(self) -> None:
+    def _require_effective_keys(self) -> None:
         """Raise an error if a key has no effect or contradicts keys of other sections."""
         # Check the post-processes in training and in forecasts.
         model_entries = self.model.postprocess_entries
@@ -102,7 +102,7 @@ class Config(StrictModel):
         # Coefficients of model levels are needed only for sums over the column and for vertical interpolation.
         has_budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
         has_derived_output = self.inference.pressure_levels is not None or bool(self.inference.derive)
-        if self.data.coefficients and not (self.data.has_vertical or has_budgets or has_derived_output):
+        if self.data.coefficients and not (self.data.has_vertical_interpolation or has_budgets or has_derived_output):
             raise ValueError(
                 "data.coefficients has no effect without sources with vertical, budgets in model.postprocess, "
                 "inference.pressure_levels or inference.derive"
@@ -122,7 +122,7 @@ class Config(StrictModel):
         if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
             raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
 
-    def _require_ensemble(self) -> None:
+    def _require_consistent_ensemble(self) -> None:
         """Raise an error if keys of ensembles, in training or in forecasts, contradict each other."""
         # In ensembles of forecasts, a perturbation or noise must make the members different.
         ensemble = self.inference.ensemble
@@ -157,7 +157,7 @@ class Config(StrictModel):
                 "or loss.kind to mae, which crps is for one member"
             )
 
-    def _require_shared_members(self) -> None:
+    def _require_shareable_members(self) -> None:
         """Raise an error if the ranks of an ensemble group cannot share the members of a sample or a forecast."""
         # In training, ranks share the members of a sample.
         ranks_per_sample = self.trainer.parallelism.ensemble
@@ -217,7 +217,7 @@ class Config(StrictModel):
                 f"({num_ranks} ranks) divides the fields; remove it, or set domain to 1"
             )
 
-    def _require_rollout(self) -> None:
+    def _require_consistent_rollout(self) -> None:
         """Raise an error if keys of the training rollout do not match the number of rollout steps."""
         num_steps = self.data.forecast_len
         loss_steps = self.trainer.backprop_on_timestep

@@ -103,7 +103,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     if kind == "string_type" and isinstance(value, bool | int | float):
         yaml_type = "true or false" if isinstance(value, bool) else "a number"
         rule = f"must be text, but YAML reads the value as {yaml_type}; write it in quotes"
-    replacement = find_replacement(key, of_changed=True)
+    replacement = find_replacement(key, only_changed=True)
     if replacement is not None:
         rule += f" (unlike miles-credit's {key}; here {replacement})"
     if isinstance(value, Mapping | BaseModel):

@@ -35,17 +35,17 @@ def compute_moments(fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: n
     before_NP = np.zeros_like(fields_CP[:1])
     if before_CHW is not None:
         before_NP = np.ascontiguousarray(before_CHW).reshape(fields_CP.shape)
-    rows = _compute_rows(fields_CP, before_NP)
+    rows = _compute_moment_rows(fields_CP, before_NP)
     # Channels with masked cells are computed again, from the valid cells.
     valid_CP = valid_CHW.reshape(fields_CP.shape)
     for channel in np.flatnonzero(~valid_CP.all(axis=1)):
         valid_P = valid_CP[channel]
         before_P = before_NP[channel % len(before_NP)]
-        rows[:, channel] = _compute_rows(fields_CP[channel][None, valid_P], before_P[None, valid_P])[:, 0]
+        rows[:, channel] = _compute_moment_rows(fields_CP[channel][None, valid_P], before_P[None, valid_P])[:, 0]
     return Moments.from_rows(rows)
 
 
-def _compute_rows(fields_CP: np.ndarray, before_NP: np.ndarray) -> np.ndarray:
+def _compute_moment_rows(fields_CP: np.ndarray, before_NP: np.ndarray) -> np.ndarray:
     """Return the moments of differences of fields, (5, C) float64 with the rows that `Moments.to_rows` describes.
 
     Args:
@@ -57,12 +57,12 @@ def _compute_rows(fields_CP: np.ndarray, before_NP: np.ndarray) -> np.ndarray:
         return Moments.empty(num_channels).to_rows()
     rows = np.empty((5, num_channels))
     rows[0] = num_cells
-    difference_moments(fields_CP, before_NP, rows[1:])
+    compute_difference_moments(fields_CP, before_NP, rows[1:])
     return rows
 
 
 @compiled
-def difference_moments(fields_CP: np.ndarray, before_NP: np.ndarray, moments_4C: np.ndarray) -> None:
+def compute_difference_moments(fields_CP: np.ndarray, before_NP: np.ndarray, moments_4C: np.ndarray) -> None:
     """Compute mean, sum of squared deviations from the mean, minimum and maximum of the differences of fields.
 
     Each channel is read twice; the second time, it is read from the processor's cache. If a value is not finite, the

@@ -27,7 +27,8 @@ class Normalizer(nn.Module):
         channels: the channels of the model. The groups of channels are ``prognostic``, ``diagnostic``,
             ``dynamic_forcing``, ``static``, and ``output`` (prognostic and diagnostic channels together).
         statistics: statistics of every channel that is read from data.
-        fixed: mapping from the name of each channel that is not read from data to its mean and standard deviation.
+        fixed_statistics: mapping from the name of each channel that is not read from data to its mean and standard
+            deviation.
         transforms: mapping from the name of a variable to its transform, for the variables that have one.
 
     Attributes:
@@ -35,14 +36,14 @@ class Normalizer(nn.Module):
             divided by the standard deviation of the state.
 
     Raises:
-        KeyError: for a channel that is neither in `statistics` nor in `fixed`.
+        KeyError: for a channel that is neither in `statistics` nor in `fixed_statistics`.
     """
 
     def __init__(
         self,
         channels: ChannelMap,
         statistics: Statistics,
-        fixed: Mapping[str, tuple[float, float]],
+        fixed_statistics: Mapping[str, tuple[float, float]],
         transforms: Mapping[str, TransformConfig],
     ) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Normalizer(nn.Module):
         for group in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
             group_channels = channels.group(group)
             self._transforms[group] = _index_transforms(group_channels, transforms)
-            mean_C, std_C = _mean_and_std(group_channels, statistics, fixed)
+            mean_C, std_C = _mean_and_std(group_channels, statistics, fixed_statistics)
             self.register_buffer(f"{group}_mean", mean_C, persistent=False)
             self.register_buffer(f"{group}_std", std_C, persistent=False)
         prognostic = statistics.select([channel.name for channel in channels.group("prognostic")])
@@ -69,7 +70,7 @@ class Normalizer(nn.Module):
             x: (B, C, ...) values in physical units, with missing values as NaN.
             group: name of the group of channels.
         """
-        mean, std = self._mean_and_std(group, x.dim())
+        mean, std = self._get_mean_and_std(group, x.dim())
         deviation = self._transform(apply_transform, x.float(), group) - mean
         # Only missing values are replaced; infinite values remain, so that an error in the data is noticed.
         return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
@@ -81,7 +82,7 @@ class Normalizer(nn.Module):
             x: (B, C, ...) normalised values.
             group: name of the group of channels.
         """
-        mean, std = self._mean_and_std(group, x.dim())
+        mean, std = self._get_mean_and_std(group, x.dim())
         # The product is rounded before the sum. With a fused multiply-add, a physical value of 0 would almost never be
         # exactly 0 after `encode` and `decode`.
         return self._transform(invert_transform, (x.float() * std).add_(mean), group)
@@ -97,36 +98,36 @@ class Normalizer(nn.Module):
             x: (B, C, ...) normalised values.
             group: name of the group of channels.
         """
-        mean, std = self._mean_and_std(group, x.dim())
+        mean, std = self._get_mean_and_std(group, x.dim())
         scaled = x.float() * std
         for index in self._transforms[group]:
             scaled[:, index] += mean[:, index]
         return self._transform(invert_transform, scaled, group)
 
-    def encode_channels(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+    def encode_channels(self, x: torch.Tensor, group: str, channel_indices: Sequence[int]) -> torch.Tensor:
         """Return normalised values of R channels of a group, (B, R, H, W) float32, computed in float64.
 
         Unlike in `encode`, missing values remain NaN.
 
         Args:
-            x: (B, R, H, W) values in physical units of the channels at `rows`.
+            x: (B, R, H, W) values in physical units of the channels at `channel_indices`.
             group: name of the group of channels.
-            rows: (R,) indices of the channels in the group.
+            channel_indices: (R,) indices of the channels in the group.
         """
-        mean, std = self._mean_and_std_of_channels(group, rows)
-        return ((self._transform_channels(apply_transform, x.double(), group, rows) - mean) / std).float()
+        mean, std = self._get_mean_and_std_of_channels(group, channel_indices)
+        return ((self._transform_channels(apply_transform, x.double(), group, channel_indices) - mean) / std).float()
 
-    def decode_channels(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+    def decode_channels(self, x: torch.Tensor, group: str, channel_indices: Sequence[int]) -> torch.Tensor:
         """Return the values of R channels of a group in physical units, (B, R, H, W) float64.
 
         Args:
             x: (B, C, H, W) normalised values of all channels of the group.
             group: name of the group of channels.
-            rows: (R,) indices of the channels in the group.
+            channel_indices: (R,) indices of the channels in the group.
         """
-        mean, std = self._mean_and_std_of_channels(group, rows)
-        physical = torch.addcmul(mean, _take_channels(x, rows).double(), std)
-        return self._transform_channels(invert_transform, physical, group, rows)
+        mean, std = self._get_mean_and_std_of_channels(group, channel_indices)
+        physical = torch.addcmul(mean, _take_channels(x, channel_indices).double(), std)
+        return self._transform_channels(invert_transform, physical, group, channel_indices)
 
     def _transform(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return `x` (B, C, ...) with `function` applied to the channels of the group that have a transform."""
@@ -139,20 +140,22 @@ class Normalizer(nn.Module):
             channels[index] = function(channels[index], transform)
         return torch.stack(channels, dim=1)
 
-    def _transform_channels(self, function: Callable, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+    def _transform_channels(
+        self, function: Callable, x: torch.Tensor, group: str, channel_indices: Sequence[int]
+    ) -> torch.Tensor:
         """Return `x` (B, R, ...) with `function` applied to the channels that have a transform.
 
         Args:
             function: `apply_transform` or `invert_transform`.
-            x: (B, R, ...) values of the channels at `rows`.
+            x: (B, R, ...) values of the channels at `channel_indices`.
             group: name of the group of channels.
-            rows: (R,) indices of the channels in the group.
+            channel_indices: (R,) indices of the channels in the group.
         """
         transforms = self._transforms[group]
-        if not any(row in transforms for row in rows):
+        if not any(row in transforms for row in channel_indices):
             return x
         channels = list(x.unbind(1))
-        for index, row in enumerate(rows):
+        for index, row in enumerate(channel_indices):
             if row in transforms:
                 channels[index] = function(channels[index], transforms[row])
         return torch.stack(channels, dim=1)
@@ -166,18 +169,20 @@ class Normalizer(nn.Module):
         std = torch.cat([getattr(self, f"{name}_std") for name in groups])
         return mean.reshape(shape), std.reshape(shape)
 
-    def _mean_and_std_of_channels(self, group: str, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation of the channels at `rows` of a group, (1, R, 1, 1) float64 each."""
-        mean, std = self._mean_and_std(group, 4)
-        return _take_channels(mean, rows).double(), _take_channels(std, rows).double()
+    def _get_mean_and_std_of_channels(
+        self, group: str, channel_indices: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation of selected channels of a group, (1, R, 1, 1) float64 each."""
+        mean, std = self._get_mean_and_std(group, 4)
+        return _take_channels(mean, channel_indices).double(), _take_channels(std, channel_indices).double()
 
 
-def _take_channels(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Return the channels `rows` of `x` (B, C, ...); the result is a view if the channels are adjacent."""
-    adjacent_rows = list(range(rows[0], rows[-1] + 1))
-    if list(rows) == adjacent_rows:
-        return x[:, rows[0] : rows[-1] + 1]
-    return x[:, list(rows)]
+def _take_channels(x: torch.Tensor, channel_indices: Sequence[int]) -> torch.Tensor:
+    """Return the channels `channel_indices` of `x` (B, C, ...); the result is a view if the channels are adjacent."""
+    adjacent_indices = list(range(channel_indices[0], channel_indices[-1] + 1))
+    if list(channel_indices) == adjacent_indices:
+        return x[:, channel_indices[0] : channel_indices[-1] + 1]
+    return x[:, list(channel_indices)]
 
 
 def _index_transforms(
@@ -192,17 +197,18 @@ def _index_transforms(
 
 
 def _mean_and_std(
-    channels: Sequence[Channel], statistics: Statistics, fixed: Mapping[str, tuple[float, float]]
+    channels: Sequence[Channel], statistics: Statistics, fixed_statistics: Mapping[str, tuple[float, float]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and standard deviation of the channels, (C,) float32 each.
 
     Args:
         channels: (C,) the channels.
         statistics: statistics of the channels that are read from data.
-        fixed: mapping from the name of each channel that is not read from data to its mean and standard deviation.
+        fixed_statistics: mapping from the name of each channel that is not read from data to its mean and standard
+            deviation.
 
     Raises:
-        KeyError: for a channel that is neither in `statistics` nor in `fixed`.
+        KeyError: for a channel that is neither in `statistics` nor in `fixed_statistics`.
     """
     pairs = []
     for channel in channels:
@@ -212,7 +218,7 @@ def _mean_and_std(
             std = float(statistics.std[row]) or 1.0
             pairs.append((float(statistics.mean[row]), std))
         else:
-            pairs.append(fixed[channel.name])
+            pairs.append(fixed_statistics[channel.name])
     # A group without channels has the shape (0, 2). The columns are copied, because they are not contiguous.
     table_C2 = np.asarray(pairs, dtype=np.float64).reshape(-1, 2).astype(np.float32)
     return torch.from_numpy(table_C2[:, 0].copy()), torch.from_numpy(table_C2[:, 1].copy())

@@ -13,7 +13,7 @@ from credit.data.reader import FieldReader
 from credit.data.store.store_reader import StoreReader
 
 
-class PartReader:
+class GridPartReader:
     """Reader that returns some rows and columns of the fields of a wrapped reader.
 
     From a training store, only the blocks that overlap the part are read (``preprocess.blocks``). From any other
@@ -80,5 +80,5 @@ class PartReader:
         return self._reader.index_of(minutes)
 
     def _select(self, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return a contiguous copy of the reader's part of the fields, (..., h, w)."""
+        """Return the rows and columns of the part from complete fields, (..., h, w), as a contiguous copy."""
         return np.ascontiguousarray(fields_CHW[self._index])

@@ -35,7 +35,7 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
     return groups
 
 
-def select_part(items: Sequence[T], part: str) -> list[T]:
+def select_items_of_job(items: Sequence[T], part: str) -> list[T]:
     """Return the items of job I of N jobs: every N-th item, starting with the I-th item.
 
     Args:

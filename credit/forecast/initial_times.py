@@ -92,7 +92,7 @@ def find_initial_times(
     # The config names each time of a list or of a range with an end, so a time that cannot be used is an error.
     _require_frames(selection.minutes, times, calendar, frame_offsets)
     last_lead = list_output_leads(conf, step)[-1]
-    _require_observed(selection.minutes, times, calendar, data, max(lags), last_lead)
+    _require_observed_forcing(selection.minutes, times, calendar, data, max(lags), last_lead)
     return selection
 
 
@@ -364,7 +364,7 @@ def _require_frames(
     )
 
 
-def _require_observed(
+def _require_observed_forcing(
     initial_times: Sequence[int],
     times: np.ndarray,
     calendar: Calendar,

@@ -47,7 +47,7 @@ class ForecastBatching:
 
 
 @dataclass
-class _PendingLead:
+class _PendingFields:
     """Forecast fields of one initial time at one lead time that were not read yet.
 
     Attributes:
@@ -126,7 +126,7 @@ class OnlineForecasts(ForecastSource):
         self._num_batches = 0
         self._longest_lag = 0
         # (initial time, lead time) -> computed fields that are not read yet.
-        self._pending: dict[tuple[int, int], _PendingLead] = {}
+        self._pending: dict[tuple[int, int], _PendingFields] = {}
 
     def initial_time_groups(self) -> list[list[int]]:
         """Return the initial times (in minutes) in groups whose forecasts are made together."""
@@ -213,10 +213,10 @@ class OnlineForecasts(ForecastSource):
             has_advanced = True
             # Ranks that send their members to another rank have no output. Padding batches are discarded.
             if output_BCHW is not None and number < self._num_batches:
-                self._collect(batch, output_BCHW.cpu().numpy(), first_lead)
+                self._add_to_pending(batch, output_BCHW.cpu().numpy(), first_lead)
         assert has_advanced, (self._group, first_lead)
 
-    def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
+    def _add_to_pending(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
         """Add the fields of one step of a batch to the pending fields.
 
         Args:
@@ -246,12 +246,12 @@ class OnlineForecasts(ForecastSource):
             if members_are_adjacent:
                 # The first member adds the fields of all members.
                 if start.member == 0:
-                    self._pending[key] = _PendingLead(fields_BCHW[index : index + num_members], num_missing=0)
+                    self._pending[key] = _PendingFields(fields_BCHW[index : index + num_members], num_missing=0)
                 continue
             # The members of an initial time arrive one by one, from several batches or after different lags.
             if key not in self._pending:
                 empty_MCHW = np.empty((num_members, *fields_CHW.shape), fields_CHW.dtype)
-                self._pending[key] = _PendingLead(empty_MCHW, num_missing=num_members)
+                self._pending[key] = _PendingFields(empty_MCHW, num_missing=num_members)
             self._pending[key].fields_MCHW[start.member] = fields_CHW
             self._pending[key].num_missing -= 1
 
@@ -259,7 +259,9 @@ class OnlineForecasts(ForecastSource):
 def build_step_filter(
     lead_minutes: Sequence[int], step_minutes: int, diagnostics: OutputDiagnostics | None
 ) -> StepFilter:
-    """Build the function that returns True for each step that `OnlineForecasts` uses; other steps are not sent.
+    """Build the function that returns True for each step whose output `OnlineForecasts` uses.
+
+    The outputs of all other steps need not be sent to the rank that computes the scores.
 
     Args:
         lead_minutes: scored lead times, in minutes.

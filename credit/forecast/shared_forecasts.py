@@ -81,14 +81,14 @@ class DistributedForecastFunction:
         if computing_rank == self._rank:
             outputs = self._forecast_batch(batch, num_steps)
             if is_gathered and self._rank != 0:
-                return self._send(batch, outputs)
+                return self._compute_and_send(batch, outputs)
             return outputs
         if is_gathered and self._rank == 0:
             return self._receive(computing_rank, batch, num_steps)
         # Another rank computes this batch, and this rank does not receive its outputs.
         return iter([None] * num_steps)
 
-    def _send(self, batch: Sequence[ForecastStart], outputs: Iterator[Tensor | None]) -> Iterator[None]:
+    def _compute_and_send(self, batch: Sequence[ForecastStart], outputs: Iterator[Tensor | None]) -> Iterator[None]:
         """Compute a batch, send the selected steps to the first rank, and yield None for every step."""
         for step, output in enumerate(outputs, start=1):
             if self._is_step_sent(batch, step):

@@ -27,7 +27,7 @@ SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}
 
 
 def decide_at_start(folder: Path, job_id: str) -> str:
-    """Decide at the start of a job if the job trains; if not, delete the later jobs of the chain.
+    """Decide, at the start of a job, if the job trains; if it does not, delete the later jobs of the chain.
 
     A job does not train if an earlier job of the chain ended the run, or if the two previous jobs completed no new
     step.
@@ -57,12 +57,12 @@ def decide_at_start(folder: Path, job_id: str) -> str:
             _print_reason(f"the two previous jobs completed no step after step {steps[-1]}")
             verdict = "failed"
     if verdict != "go":
-        _delete_after(folder, ids, job_id)
+        _delete_later_jobs(folder, ids, job_id)
     return verdict
 
 
 def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
-    """Decide after the end of a job if the chain continues; if not, delete the later jobs of the chain.
+    """Decide, after the end of a job, if the chain continues; if it does not, delete the later jobs of the chain.
 
     Args:
         folder: the run folder.
@@ -91,7 +91,7 @@ def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
         verdict = "failed"
     else:
         return "go"
-    _delete_after(folder, ids, job_id)
+    _delete_later_jobs(folder, ids, job_id)
     return verdict
 
 
@@ -173,7 +173,7 @@ def _read_chain_ids(folder: Path, job_id: str) -> list[str]:
     return [job_id]
 
 
-def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
+def _delete_later_jobs(folder: Path, ids: Sequence[str], job_id: str) -> None:
     """Delete the jobs of a chain that follow a job; if the deletion fails, print the error.
 
     Args:
@@ -207,12 +207,12 @@ def _read_step(status: dict[str, Any]) -> int:
 
 
 def _starts_path(folder: Path) -> Path:
-    """Return the path of the file of starts, which has one line (job id and step) for each start of a job."""
+    """Return the path of ``jobs/starts.jsonl``, which has one line (job id and step) for each start of a job."""
     return folder / "jobs" / "starts.jsonl"
 
 
 def _write_start(folder: Path, job_id: str, step: int) -> None:
-    """Append the id and the first step of a job to the file of starts, which also records jobs that are killed later.
+    """Append the id and the first step of a job to ``jobs/starts.jsonl``, so that a killed job is also recorded.
 
     If the file cannot be written, an error is printed and the job continues.
     """
@@ -229,7 +229,7 @@ def _write_start(folder: Path, job_id: str, step: int) -> None:
 
 
 def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
-    """Return the step of each start of the jobs in `ids`, in the order of the starts; empty without a file."""
+    """Return the step at which each job in `ids` started, in the order of the starts; empty if there is no file."""
     path = _starts_path(folder)
     if not path.exists():
         return []

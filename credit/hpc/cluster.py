@@ -106,7 +106,7 @@ def _read_cluster_file(path: Path) -> Cluster:
     return build_section(cluster_classes[scheduler], raw, origin=f"cluster file {path}")
 
 
-def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
+def require_matching_scheduler(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
     """Require that a section of the config (pbs or slurm) belongs to the scheduler of the cluster.
 
     Args:

@@ -175,7 +175,7 @@ class Job:
     @property
     def select(self) -> str:
         """Value of the PBS option ``-l select``: the number of nodes and the resources of each node."""
-        return pbs.select_directive(self)
+        return pbs.build_select_directive(self)
 
     @property
     def launch(self) -> str:

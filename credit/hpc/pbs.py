@@ -22,7 +22,7 @@ def make_job_name(text: str) -> str:
     return sanitize_name(text, 15)
 
 
-def select_directive(job: Job) -> str:
+def build_select_directive(job: Job) -> str:
     """Return the value of the PBS option ``-l select``: the number of nodes, and the resources of each node."""
     settings = job.asked
     # The entries of `chunk` come last, so that they replace resources of the same name.

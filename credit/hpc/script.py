@@ -17,7 +17,7 @@ from credit.errors import ConfigError
 from credit.hpc.job import Job
 
 
-class _ShellText(str):
+class _ShellCode(str):
     """String that is shell code and must not be quoted again."""
 
     def __html__(self) -> str:
@@ -40,7 +40,7 @@ def render_script(job: Job) -> str:
     def quote_value(value: object) -> object:
         if hasattr(value, "__html__"):
             return value
-        return _ShellText(shlex.quote(str(value)))
+        return _ShellCode(shlex.quote(str(value)))
 
     # With `autoescape`, Jinja2 passes every value through `finalize`, which quotes it. Undefined names are errors.
     environment = jinja2.Environment(
@@ -53,7 +53,7 @@ def render_script(job: Job) -> str:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        words=_quote_words, word=_require_word, line=_require_line, command=_quote_command_with_variables
+        words=_quote_words, word=_to_single_word, line=_to_single_line, command=_quote_command_with_variables
     )
     user_template = job.asked.template
     if user_template is None:
@@ -71,12 +71,12 @@ def render_script(job: Job) -> str:
         raise ConfigError(f"{job.scheduler}.template: {user_template}: {type(error).__name__}: {error}") from error
 
 
-def _quote_words(values: Sequence[object]) -> _ShellText:
+def _quote_words(values: Sequence[object]) -> _ShellCode:
     """Return the words of a command; each word is quoted for the shell (filter ``words``)."""
-    return _ShellText(shlex.join(str(value) for value in values))
+    return _ShellCode(shlex.join(str(value) for value in values))
 
 
-def _quote_command_with_variables(words: Sequence[str], **variables: str | int) -> _ShellText:
+def _quote_command_with_variables(words: Sequence[str], **variables: str | int) -> _ShellCode:
     """Return a command for the shell, with placeholders replaced with shell variables (filter ``command``).
 
     Args:
@@ -96,11 +96,11 @@ def _quote_command_with_variables(words: Sequence[str], **variables: str | int) 
         ) from error
     for name, value in variables.items():
         text = text.replace(f"@{name}@", f'"${value}"')
-    return _ShellText(text)
+    return _ShellCode(text)
 
 
-def _require_word(value: object) -> _ShellText:
-    """Return a word of a scheduler directive unchanged, because directives cannot contain quotes (filter ``word``).
+def _to_single_word(value: object) -> _ShellCode:
+    """Return a word of a scheduler directive without quotes, which directives cannot contain (filter ``word``).
 
     Raises:
         ConfigError: if the value is not a single word.
@@ -111,10 +111,10 @@ def _require_word(value: object) -> _ShellText:
             "the filter `word` needs a single word without spaces, quotes and special characters of the shell, not "
             f"{text!r}; change the value, or remove the filter, so that the value is quoted"
         )
-    return _ShellText(text)
+    return _ShellCode(text)
 
 
-def _require_line(value: object) -> _ShellText:
+def _to_single_line(value: object) -> _ShellCode:
     """Return a line of shell code from the config, unchanged (filter ``line``).
 
     Raises:
@@ -125,4 +125,4 @@ def _require_line(value: object) -> _ShellText:
         raise ConfigError(
             f"the filter `line` needs a single line, not {text!r}; apply the filter to each line of the value"
         )
-    return _ShellText(text)
+    return _ShellCode(text)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VariableNames:
-    """Names of a quantity in several packages.
+    """Names of a meteorological variable in this package, in WeatherBench and in earth2studio.
 
     Attributes:
-        short: names in configs: the names of ECMWF and common variants.
+        config_names: names in configs of this package: the names of ECMWF and common variants.
         weatherbench: long name in WeatherBench 2 and ARCO-ERA5. ``{hours}`` is a placeholder for the accumulation
             period in hours.
         earth2studio: name in earth2studio, without the level.
@@ -18,7 +18,7 @@ class VariableNames:
         has_levels: True if the variable is on levels.
     """
 
-    short: tuple[str, ...]
+    config_names: tuple[str, ...]
     weatherbench: str
     earth2studio: str
     units: str
@@ -56,7 +56,7 @@ def find_variable_names(variable: str, has_levels: bool) -> VariableNames | None
         has_levels: True if the variable is on levels. A name on levels does not match an entry without levels.
     """
     for names in VARIABLES:
-        if names.has_levels == has_levels and variable in (*names.short, names.weatherbench):
+        if names.has_levels == has_levels and variable in (*names.config_names, names.weatherbench):
             return names
     return None
 

@@ -145,7 +145,7 @@ class MemberLoss:
         if self._exchange is not None:
             part_NCHW = self._exchange.collect(output_NCHW)
         gradient_NCHW = torch.empty_like(part_NCHW) if needs_gradient else None
-        total = self._compute_parts(part_NCHW, target_BCHW, gradient_NCHW)
+        total = self._compute_part_by_part(part_NCHW, target_BCHW, gradient_NCHW)
         # Free the collected fields before the gradient of the whole fields is assembled.
         del part_NCHW
         if gradient_NCHW is not None:
@@ -158,11 +158,11 @@ class MemberLoss:
                 gradient_NCHW = self._exchange.undo_collect(only_reference.pop())
         return total * self._value_factor, gradient_NCHW
 
-    def _compute_parts(self, part_NCHW: Tensor, target_BCHW: Tensor, gradient_NCHW: Tensor | None) -> Tensor:
-        """Return the loss of this rank's range of the fields, computed part by part.
+    def _compute_part_by_part(self, part_NCHW: Tensor, target_BCHW: Tensor, gradient_NCHW: Tensor | None) -> Tensor:
+        """Return the loss of this rank's rows (or channels), computed for one `LossPart` after another.
 
         Args:
-            part_NCHW: this rank's part of the normalised output of all members.
+            part_NCHW: normalised output of all members, for this rank's rows (or channels).
             target_BCHW: normalised truth, whole fields.
             gradient_NCHW: receives the gradient with respect to `part_NCHW`; None to compute no gradient.
         """

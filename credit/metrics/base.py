@@ -49,9 +49,9 @@ class Metric(ABC):
         context: channels, weights and lead times of the validation.
 
     Attributes:
-        supports_domain: True if all sums of the class are weighted sums over cells. With domain parallelism, all other
-            metrics are an error. An example is a sum of square roots: the square root for a part of a field has no
-            meaning.
+        supports_domain: True if all sums of the class are weighted sums over cells. A config with domain parallelism
+            and any other metric is an error. For example, a sum of square roots is not a weighted sum over cells: the
+            square root for a part of a field has no meaning.
     """
 
     supports_domain: ClassVar[bool] = False

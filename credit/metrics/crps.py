@@ -65,15 +65,15 @@ class EnsembleScores(Metric):
         truth_BCHW = truth_BCHW.double()
         error_BMCHW = forecast_BMCHW.double() - truth_BCHW[:, None]
         num_members = error_BMCHW.shape[1]
-        self._sums["crps"][lead] += self._area_mean_of_batch(_fair_crps(error_BMCHW))
+        self._sums["crps"][lead] += self._sum_area_means(_fair_crps(error_BMCHW))
         persistence_error_BCHW = persistence_BCHW.double() - truth_BCHW
-        self._sums["persistence"][lead] += self._area_mean_of_batch(persistence_error_BCHW.abs())
+        self._sums["persistence"][lead] += self._sum_area_means(persistence_error_BCHW.abs())
         # The error of the ensemble mean is the mean of the members' errors.
-        self._sums["squared_error"][lead] += self._area_mean_of_batch(error_BMCHW.mean(dim=1).square())
+        self._sums["squared_error"][lead] += self._sum_area_means(error_BMCHW.mean(dim=1).square())
         if num_members > 1:
             # The factor makes the expected variance of a calibrated ensemble equal to the squared error of its mean.
             variance_BCHW = error_BMCHW.var(dim=1) * (num_members + 1) / num_members
-            self._sums["variance"][lead] += self._area_mean_of_batch(variance_BCHW)
+            self._sums["variance"][lead] += self._sum_area_means(variance_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
         """Return ``fair_crps``, ``calibration``, and each score by lead time and channel; see `Metric.summary`."""
@@ -94,7 +94,7 @@ class EnsembleScores(Metric):
         values += spread_skill_LC.flatten().tolist()
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
-    def _area_mean_of_batch(self, score_BCHW: Tensor) -> Tensor:
+    def _sum_area_means(self, score_BCHW: Tensor) -> Tensor:
         """Return the area mean of each channel of (B, C, H, W) scores, summed over the batch, (C,) float64."""
         return (score_BCHW * self._weight_CHW).sum(dim=(0, 2, 3))
 

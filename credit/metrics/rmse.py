@@ -58,8 +58,8 @@ class RootMeanSquareError(Metric):
             ensemble_mean_BCHW = forecast_BMCHW[:, 0]
         else:
             ensemble_mean_BCHW = forecast_BMCHW.mean(dim=1)
-        self.forecast_LC[lead] += self._squared_error(ensemble_mean_BCHW, truth_BCHW)
-        self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
+        self.forecast_LC[lead] += self._sum_squared_errors(ensemble_mean_BCHW, truth_BCHW)
+        self.persistence_LC[lead] += self._sum_squared_errors(persistence_BCHW, truth_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
         """Return ``skill`` (dimensionless), and the RMSE of each lead time and channel (in the channel's units)."""
@@ -74,7 +74,7 @@ class RootMeanSquareError(Metric):
         values = [ratio.mean().item(), *rmse_LC.flatten().tolist()]
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
-    def _squared_error(self, forecast_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
+    def _sum_squared_errors(self, forecast_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
         """Return the squared error of each channel, averaged over cells (by area) and summed over the batch, (C,)."""
         weighted_BCHW = (forecast_BCHW - truth_BCHW).double().square() * self._weight_CHW
         return weighted_BCHW.sum(dim=(0, 2, 3))

@@ -138,12 +138,14 @@ def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
                 continue
             chain = module.parametrizations[key]
             for number, parametrization in enumerate(chain):
-                for buffer_name, buffer_axes in _find_vector_axes(chain.original.shape, parametrization, tensor_axes):
+                for buffer_name, buffer_axes in _find_singular_vector_axes(
+                    chain.original.shape, parametrization, tensor_axes
+                ):
                     axes[f"{plain_path}.parametrizations.{key}.{number}.{buffer_name}"] = buffer_axes
     return axes
 
 
-def _find_vector_axes(
+def _find_singular_vector_axes(
     shape: Sequence[int], parametrization: nn.Module, axes: Sequence[ChannelAxis]
 ) -> list[tuple[str, tuple[ChannelAxis, ...]]]:
     """Return (name, axes) of the buffers u and v of spectral norm; an empty list for other parametrizations.
@@ -226,7 +228,7 @@ def extend_channels(
     """Extend tensors from the channels of a trained run to the channels of a new run.
 
     New entries are zero, with one exception: a layer that maps output channels to output channels maps each new channel
-    to itself. It follows another output layer, and two consecutive layers of zeros would have no gradient.
+    to itself. This layer follows another output layer, and two consecutive layers of zeros would have no gradient.
 
     Args:
         axes: name of a tensor -> its channel axes, from `find_channel_axes`.

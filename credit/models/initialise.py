@@ -70,7 +70,7 @@ def _count_inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
     return math.prod(shape[1:])
 
 
-def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
+def _list_direct_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the direct parameters and persistent buffers of a module by name, excluding submodules."""
     tensors = dict(module.named_parameters(recurse=False))
     for key, buffer in module.named_buffers(recurse=False):
@@ -144,11 +144,11 @@ def _build_reset_values(
         raise ConfigError(f"{description}: {_UNSUPPORTED_PARAMETRIZATION}")
     module_seed = build_generator(seed, path).initial_seed()
     try:
-        values = _reset_copy(module, module_seed, high=False)
+        values = _reset_parameters_of_copy(module, module_seed, high=False)
         second_values = values
         # NaN marks an unset tensor. A second copy is needed only for dtypes without NaN.
         if not all(_can_hold_nan(tensor.dtype) for tensor in tensors.values()):
-            second_values = _reset_copy(module, module_seed, high=True)
+            second_values = _reset_parameters_of_copy(module, module_seed, high=True)
     except (IndexError, RuntimeError) as error:
         raise ConfigError(
             f"{description}: its reset_parameters reads a tensor that it has not set yet ({error}); set every tensor "
@@ -167,7 +167,7 @@ def _build_reset_values(
         yield key, value.detach()
 
 
-def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
+def _reset_parameters_of_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
     """Call ``reset_parameters`` on a CPU copy of a module; return its direct parameters and buffers by key.
 
     Tensors that the method does not set keep the fill value of `_build_unset_tensor`.
@@ -188,7 +188,7 @@ def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
             reset()
         finally:
             torch.set_rng_state(rng_state)
-    return _direct_tensors(unset_module)
+    return _list_direct_tensors(unset_module)
 
 
 def _copy_with_unset_tensors(module: nn.Module, high: bool) -> nn.Module:
@@ -257,7 +257,7 @@ def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str
     for path, module in model.named_modules():
         if getattr(module, "may_be_added", False):
             plain_path = strip_wrapper_prefixes(path)
-            for key, value in _build_values(plain_path, module, _direct_tensors(module), seed):
+            for key, value in _build_values(plain_path, module, _list_direct_tensors(module), seed):
                 yield f"{plain_path}.{key}", value
 
 
@@ -290,7 +290,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
         if module in parametrizations:
             continue
         prefix = f"{path}." if path else ""
-        tensors = _direct_tensors(module)
+        tensors = _list_direct_tensors(module)
         # torch stores the unparametrized weight in the list of its parametrizations, under the name "original".
         chain = ()
         if parametrize.is_parametrized(module):

@@ -172,7 +172,7 @@ def _suggest_patterns(paths: Iterable[str]) -> set[str]:
     return patterns
 
 
-def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
+def _find_adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
     """Yield (path without the prefixes of wrappers, layer, adapter) for every adapted layer."""
     for path, layer in model.named_modules():
         if not parametrize.is_parametrized(layer, "weight"):
@@ -192,7 +192,7 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
         model: model with adapters, on any device (the meta device included), sharded or not.
         seed: seed of the model.
     """
-    for path, _, adapter in _adapted_layers(model):
+    for path, _, adapter in _find_adapted_layers(model):
         for key, parameter in adapter.named_parameters():
             name = f"{path}.parametrizations.weight.0.{key}"
             yield name, adapter.initial_value(key, parameter.shape, build_generator(seed, name))
@@ -205,7 +205,7 @@ def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
     layers that add noise, but no frozen weights. For any other model, they are the whole state dict.
     """
     state = model.state_dict()
-    prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted_layers(model))
+    prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _find_adapted_layers(model))
     if not prefixes:
         return state
     noise_names = find_addable_parameters(model).keys()
@@ -231,7 +231,7 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
     for name in find_addable_parameters(model):
         if name not in stored_names:
             del state[name]
-    for path, layer, _ in _adapted_layers(model):
+    for path, layer, _ in _find_adapted_layers(model):
         prefix = f"{path}.parametrizations.weight."
         del state[f"{prefix}0.a"]
         del state[f"{prefix}0.b"]
@@ -257,7 +257,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
         model: model with adapters, neither wrapped nor sharded.
     """
     # Make a list first, because removing adapters changes the modules that are iterated over.
-    for _, layer, adapter in list(_adapted_layers(model)):
+    for _, layer, adapter in list(_find_adapted_layers(model)):
         chain = layer.parametrizations.weight
         chain.original.copy_(adapter(chain.original))
         # A layer without spectral norm gets a plain weight again; otherwise spectral norm stays.

@@ -27,7 +27,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return this rank's part of each DTensor, and each plain tensor unchanged; operations record no gradients."""
+    """Return this rank's part of each DTensor, and each plain tensor unchanged, without a record for autograd."""
     # `local_shard` is not called for each tensor, because the calls would take time in every optimizer step.
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 

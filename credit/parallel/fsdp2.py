@@ -30,7 +30,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.parallel.blocks.entry_points import copy_returned_views, custom_entry_points
+from credit.parallel.blocks.entry_points import copy_returned_views, list_custom_entry_points
 from credit.parallel.blocks.lazy_chunks import shard_lazily
 from credit.parallel.blocks.sharding_units import (
     _has_fsdp2_shard,
@@ -161,7 +161,7 @@ def shard_units(
             if not reshard_unit:
                 inference_resharder.watch(module)
         # Weights must also be gathered for calls of other entry points than `forward`.
-        for name in custom_entry_points(unit):
+        for name in list_custom_entry_points(unit):
             register_fsdp_forward_method(unit, name)
             if not reshard_unit:
                 setattr(unit, name, inference_resharder.wrap_entry_point(getattr(unit, name)))

@@ -33,12 +33,12 @@ class Transfer:
 
     Attributes:
         peer: rank that receives the part or sends it.
-        matrix: index of the matrix.
+        matrix_index: index of the matrix.
         bounds: bounds of the part in the whole matrix.
     """
 
     peer: int
-    matrix: int
+    matrix_index: int
     bounds: Bounds
 
     @property
@@ -82,15 +82,15 @@ class Transfers:
         if is_local:
             return list(values)
         sent = torch.cat([value.reshape(-1) for value in values]) if values else like.new_empty(0)
-        sizes_in = _sum_sizes(self.incoming)
+        sizes_in = _count_elements_by_rank(self.incoming)
         received = like.new_empty(sum(sizes_in))
-        dist.all_to_all_single(received, sent, sizes_in, _sum_sizes(self.outgoing))
+        dist.all_to_all_single(received, sent, sizes_in, _count_elements_by_rank(self.outgoing))
         parts = received.split([transfer.shape.numel() for transfer in self.incoming])
         return [part.view(transfer.shape) for part, transfer in zip(parts, self.incoming, strict=True)]
 
 
 class MatrixExchange:
-    """Plan of the owner of each matrix, and of the parts that the ranks exchange.
+    """Plan that assigns each matrix to the rank that computes with it, and lists the parts that the ranks exchange.
 
     The constructor is a collective: each rank calls it with the same matrices in the same order.
 
@@ -150,16 +150,16 @@ class MatrixExchange:
         """
         matrices = {index: parts[index].new_empty(self._shapes[index]) for index in self.owned}
         # A rank always sends its whole part of a matrix.
-        sent = [parts[transfer.matrix] for transfer in self._collecting.outgoing]
+        sent = [parts[transfer.matrix_index] for transfer in self._collecting.outgoing]
         collected = self._collecting.exchange(sent, parts[0], self._is_local)
         for transfer, values in zip(self._collecting.incoming, collected, strict=True):
-            matrices[transfer.matrix][transfer.slices] = values
+            matrices[transfer.matrix_index][transfer.slices] = values
         results = compute(matrices)
-        sent = [results[transfer.matrix][transfer.slices] for transfer in self._returning.outgoing]
+        sent = [results[transfer.matrix_index][transfer.slices] for transfer in self._returning.outgoing]
         received = self._returning.exchange(sent, parts[0], self._is_local)
         returned = [torch.empty_like(part) for part in parts]
         for transfer, values in zip(self._returning.incoming, received, strict=True):
-            returned[transfer.matrix] = values
+            returned[transfer.matrix_index] = values
         return returned
 
 
@@ -198,7 +198,7 @@ def _add_transfer(transfers: Transfers, rank: int, source: int, target: int, ind
         transfers.incoming.append(Transfer(source, index, bounds))
 
 
-def _sum_sizes(transfers: Sequence[Transfer]) -> list[int]:
+def _count_elements_by_rank(transfers: Sequence[Transfer]) -> list[int]:
     """Return the total number of elements in the transfers with each rank, in the order of ranks."""
     sizes = [0] * dist.get_world_size()
     for transfer in transfers:

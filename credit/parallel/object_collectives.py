@@ -113,7 +113,7 @@ def reduce_over_ranks(function: Callable[[], T], combine: Callable[[T, T], T], g
     # Errors are sent like results, so that a failed rank takes part in the collective as well.
     tree = RankTree.of_ranks(group)
     with _report_lost_ranks():
-        outcome = tree.share(tree.reduce(local_outcome, join))
+        outcome = tree.broadcast_object(tree.reduce(local_outcome, join))
     # The error of this rank has a traceback; errors that were received from other ranks have none.
     error = local_outcome.error or outcome.error
     if error is not None:
@@ -143,7 +143,7 @@ def run_on_rank0(function: Callable[[], T]) -> T:
         # A result that cannot be pickled must raise an error on all ranks, so it is pickled before the broadcast.
         local_outcome = _capture_outcome(lambda: pickle.dumps(function()))
     with _report_lost_ranks():
-        outcome = tree.share(local_outcome)
+        outcome = tree.broadcast_object(local_outcome)
     if outcome.error is not None:
         raise outcome.error
     return pickle.loads(outcome.result)

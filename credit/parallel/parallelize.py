@@ -22,7 +22,7 @@ from credit.parallel.fsdp2 import shard_units
 from credit.parallel.groups.axis_groups import merge_mesh_axes
 from credit.parallel.tensor.dropout import has_dropout
 from credit.parallel.tensor.sequence_parallel import GradientAverage, SequenceRanks
-from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_sums
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, merge_all_reduces
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +82,14 @@ def parallelize(
         keep_dtensors_out_of_graphs(model)
         compile_blocks(model)
     elif _axis_size(mesh, "tp") > 1:
-        share_sums(model)
+        merge_all_reduces(model)
 
     # Sharding comes last: FSDP2 shards the parts of split weights, and gathers weights outside of compiled graphs.
     if shard and mesh is not None:
         fsdp_mesh, fsdp_mesh_of_tp_units = _build_shard_meshes(mesh)
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
         if sequence_ranks is not None:
-            _average_whole_weights(model, fsdp_mesh_of_tp_units, sequence_ranks)
+            _average_whole_weight_gradients(model, fsdp_mesh_of_tp_units, sequence_ranks)
     return model
 
 
@@ -131,11 +131,13 @@ def _split_layers(model: nn.Module, mesh: DeviceMesh | None, sequence_ranks: Seq
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
 
 
-def _average_whole_weights(model: nn.Module, fsdp_mesh_of_tp_units: DeviceMesh, sequence_ranks: SequenceRanks) -> None:
-    """Register hooks that average gradients of unsplit weights over the tensor-parallel ranks after each backward pass.
+def _average_whole_weight_gradients(
+    model: nn.Module, fsdp_mesh_of_tp_units: DeviceMesh, sequence_ranks: SequenceRanks
+) -> None:
+    """Register hooks that average gradients of whole weights over the tensor-parallel ranks after each backward pass.
 
-    The averaged weights are the unsplit weights in units that also have split weights. FSDP2 itself averages the
-    gradients of the units without split weights over these ranks.
+    These are the weights that tensor parallelism has not split, in sharding units that also have split weights. FSDP2
+    itself averages the gradients of the units without split weights over these ranks.
     """
     whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
     GradientAverage(sequence_ranks.group, torch.device(fsdp_mesh_of_tp_units.device_type)).watch(whole_weights)

@@ -211,7 +211,7 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
     )
     try:
         # Connect the ranks that will exchange objects. From here on, the loss of a connected rank is noticed at once.
-        RankTree.of_ranks().share(None)
+        RankTree.of_ranks().broadcast_object(None)
         yield store
         # Without a barrier, a process that finishes early could end Python while gloo's threads still free a tensor.
         dist.barrier()

@@ -25,6 +25,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Collective: scale all gradients in place so that their global 2-norm is at most `max_norm`.
 
+    For training loops of other programs; the trainer clips in `credit.train.step`.
+
     This function is `torch.nn.utils.clip_grad_norm_` for models whose parameters are on different device meshes. A
     parameter may be sharded by FSDP2, split by tensor parallelism, or both; or it may be a plain tensor that is equal
     on all ranks. Every element is counted once, so the result equals the result for the whole model on one process.
@@ -53,7 +55,7 @@ def clip_grad_norm_(
     norm_dtype = torch.float32
     if any(gradient.dtype == torch.float64 for gradient in gradients):
         norm_dtype = torch.float64
-    total_norm, _ = gradient_norm(gradients, group=group, dtype=norm_dtype)
+    total_norm, _ = reduce_norm_and_flags(gradients, group=group, dtype=norm_dtype)
     if error_if_nonfinite and not torch.isfinite(total_norm):
         raise RuntimeError(
             f"the gradient norm is {total_norm.item()}, so the gradients cannot be clipped; skip the step, or set "
@@ -68,7 +70,7 @@ def clip_grad_norm_(
 
 
 @torch.no_grad()
-def gradient_norm(
+def reduce_norm_and_flags(
     gradients: Sequence[Tensor],
     flags: Sequence[Tensor] = (),
     group: dist.ProcessGroup | None = None,
@@ -100,7 +102,7 @@ def gradient_norm(
         norm_dtype = torch.promote_types(gradient.dtype, torch.float32)
         copies = num_ranks
         if isinstance(gradient, DTensor):
-            gradient = _without_partial_sums(gradient)
+            gradient = _add_partial_sums(gradient)
             copies = num_ranks // num_shards(gradient)
             gradient = gradient.to_local()
         local_gradients.setdefault((copies, norm_dtype), []).append(gradient)
@@ -119,7 +121,7 @@ def gradient_norm(
     return sums[0].sqrt(), sums[1:]
 
 
-def _without_partial_sums(gradient: DTensor) -> DTensor:
+def _add_partial_sums(gradient: DTensor) -> DTensor:
     """Collective: return a gradient whose partial sums (DTensor placement `Partial`) have been added over the ranks.
 
     torch's tensor parallelism may leave partial sums. A gradient without partial sums is returned unchanged.
@@ -161,7 +163,7 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
         ranks of the mesh.
     """
     meshes = dict.fromkeys(tensor.device_mesh for tensor in sharded)
-    group_of_mesh = _merge_groups({mesh: _get_group(mesh) for mesh in meshes})
+    group_of_mesh = _find_largest_groups({mesh: _get_group(mesh) for mesh in meshes})
     indices_of_group: dict[dist.ProcessGroup, list[int]] = {}
     for index, tensor in enumerate(sharded):
         indices_of_group.setdefault(group_of_mesh[tensor.device_mesh], []).append(index)
@@ -185,8 +187,8 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
     return [sums[index] for index in range(len(summands))]
 
 
-def _merge_groups(groups: Mapping[DeviceMesh, dist.ProcessGroup]) -> dict[DeviceMesh, dist.ProcessGroup]:
-    """Return, for each mesh, the largest group in `groups` that contains all ranks of the mesh."""
+def _find_largest_groups(groups: Mapping[DeviceMesh, dist.ProcessGroup]) -> dict[DeviceMesh, dist.ProcessGroup]:
+    """Return, for each mesh, the largest of all process groups in `groups` that contains all ranks of the mesh."""
     # In this common case, no list of all ranks is needed.
     if len(set(groups.values())) == 1:
         return dict(groups)

@@ -194,7 +194,7 @@ class Watchdog:
         return statuses
 
     def _read_statuses_of(self, ranks: range, statuses: dict[int, dict[str, Any] | None]) -> None:
-        """Add the last statuses of neighbouring ranks to `statuses`."""
+        """Read the last statuses of a range of ranks from the store, and add them to `statuses`."""
         keys = [_store_key(rank) for rank in ranks]
         # `multi_get` would wait for missing keys.
         if self._store.check(keys):

@@ -71,11 +71,11 @@ def find_tables(grid: LatLonGrid, max_degree: int, x: Tensor) -> LegendreTables:
             x.new_empty(num_degrees, num_degrees, num_rows, dtype=dtype),
             x.new_empty(num_degrees, num_rows, num_degrees, dtype=dtype),
         )
-    return _load_tables(GridKey(grid), max_degree, x.device, dtype)
+    return _build_cached_tables(GridKey(grid), max_degree, x.device, dtype)
 
 
 @functools.lru_cache(maxsize=16)
-def _load_tables(key: GridKey, max_degree: int, device: torch.device, dtype: torch.dtype) -> LegendreTables:
+def _build_cached_tables(key: GridKey, max_degree: int, device: torch.device, dtype: torch.dtype) -> LegendreTables:
     """Build the tables of the grid in `key`. The latest tables are cached, so that all blocks and models share them."""
     num_degrees = max_degree + 1
     sine = np.sin(np.deg2rad(key.grid.lat))

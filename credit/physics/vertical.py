@@ -54,13 +54,13 @@ class HybridLevels:
     def __len__(self) -> int:
         return len(self.a)
 
-    def select(self, rows: Sequence[int] | np.ndarray) -> HybridLevels:
-        """Return the levels with the indices `rows`, in the order of `rows`."""
-        rows = np.asarray(rows, dtype=np.int64)
-        selected = HybridLevels(self.values[rows], self.a[rows], self.b[rows])
+    def select(self, indices: Sequence[int] | np.ndarray) -> HybridLevels:
+        """Return the levels with the indices `indices`, in this order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        selected = HybridLevels(self.values[indices], self.a[indices], self.b[indices])
         if self.a_bounds is None or self.b_bounds is None:
             return selected
-        return replace(selected, a_bounds=self.a_bounds[rows], b_bounds=self.b_bounds[rows])
+        return replace(selected, a_bounds=self.a_bounds[indices], b_bounds=self.b_bounds[indices])
 
     def pressure(self, surface_N: np.ndarray) -> np.ndarray:
         """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa; NaN if surface pressure is NaN."""
@@ -102,20 +102,20 @@ class LevelMapping:
     Attributes:
         levels: the K levels to read, from the top down.
         target_levels: the L levels of the run, for interpolation; None for selection.
-        rows: (L,) indices in `levels` of the levels of the run, for selection; empty for interpolation.
+        level_indices: (L,) indices in `levels` of the levels of the run, for selection; empty for interpolation.
     """
 
     levels: HybridLevels
     target_levels: HybridLevels | None
-    rows: tuple[int, ...] = ()
+    level_indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class VerticalInterpolator:
     """Interpolator of fields from source levels to target levels, for a given field of surface pressure.
 
-    Each target level is interpolated from the source levels above and below it. A target level below the lowest source
-    level is extrapolated from the two lowest source levels.
+    Each target level is interpolated from the source levels above and below it. For target levels below the lowest
+    source level, `interpolate_and_extrapolate` extrapolates, and the other methods hold the lowest value.
 
     Attributes:
         upper_index: (L, N...) int64 index of the upper of the two source levels.
@@ -135,17 +135,17 @@ class VerticalInterpolator:
         """Mask of the target levels below the lowest level of the source, (L, N...) bool."""
         return self.lower_weight > 1.0
 
-    def interpolate_constant(self, fields_KN: np.ndarray) -> np.ndarray:
+    def interpolate_and_hold(self, fields_KN: np.ndarray) -> np.ndarray:
         """Interpolate fields (K, N...) linearly in ln p to the L target levels.
 
-        Below the lowest source level, the fields have the values of the lowest source level.
+        Target levels below the lowest source level get the values of the lowest source level.
         """
         return self._interpolate(fields_KN, np.minimum(self.lower_weight, 1.0))
 
-    def interpolate_linear(self, fields_KN: np.ndarray) -> np.ndarray:
+    def interpolate_and_extrapolate(self, fields_KN: np.ndarray) -> np.ndarray:
         """Interpolate fields (K, N...) linearly in ln p to the L target levels.
 
-        Below the lowest source level, extrapolate linearly from the two lowest source levels.
+        Below the lowest source level, extrapolate the fields linearly from the two lowest source levels.
         """
         return self._interpolate(fields_KN, self.lower_weight)
 

@@ -29,7 +29,7 @@ from credit.products.section import (
 _METRES_PER_UNIT = {"m2 s-2": 1.0 / GRAVITY, "m": 1.0, "dam": 10.0}
 
 
-def require_wind(context: ProductContext, names: Sequence[str], key: str) -> tuple[FieldInfo, FieldInfo]:
+def find_wind_components(context: ProductContext, names: Sequence[str], key: str) -> tuple[FieldInfo, FieldInfo]:
     """Return the descriptions of an eastward and a northward wind component.
 
     Args:
@@ -91,7 +91,7 @@ class WindSpeed(FieldProduct):
     def __init__(self, section: WindSpeedSection, context: ProductContext) -> None:
         super().__init__(section, context)
         self.inputs = tuple(section.of)
-        eastward, _ = require_wind(context, section.of, "of")
+        eastward, _ = find_wind_components(context, section.of, "of")
         self.info = derive_info(
             eastward, section.name, standard_name="wind_speed", long_name=f"wind speed of {', '.join(section.of)}"
         )
@@ -112,8 +112,8 @@ class WindSpeedAtHeight(FieldProduct):
         self._lower_pair = section.of[lower]
         self._upper_pair = section.of[upper]
         self.inputs = (*self._lower_pair, *self._upper_pair)
-        lower_info, _ = require_wind(context, self._lower_pair, f"of.{lower:g}")
-        upper_info, _ = require_wind(context, self._upper_pair, f"of.{upper:g}")
+        lower_info, _ = find_wind_components(context, self._lower_pair, f"of.{lower:g}")
+        upper_info, _ = find_wind_components(context, self._upper_pair, f"of.{upper:g}")
         require_same_members(context, [lower_info, upper_info], "of")
         for height, info in ((lower, lower_info), (upper, upper_info)):
             # In forecasts without the wind at 10 m, u10 is the wind at 10 hPa.
@@ -151,7 +151,7 @@ def is_on_pressure_level(context: ProductContext, info: FieldInfo) -> bool:
     return info.level is not None and context.forecasts.level_units.lower() in PRESSURE_IN_HPA
 
 
-def require_layer(context: ProductContext, names: Sequence[str], key: str) -> tuple[FieldInfo, float]:
+def find_layer_geopotential(context: ProductContext, names: Sequence[str], key: str) -> tuple[FieldInfo, float]:
     """Return the description of the geopotential at the lower level of a layer, and the factor from its units to m.
 
     Args:
@@ -192,7 +192,7 @@ class Thickness(FieldProduct):
     def __init__(self, section: ThicknessSection, context: ProductContext) -> None:
         super().__init__(section, context)
         self.inputs = tuple(section.of)
-        lower, self._factor = require_layer(context, section.of, "of")
+        lower, self._factor = find_layer_geopotential(context, section.of, "of")
         self.info = derive_info(
             lower,
             section.name,

@@ -29,8 +29,8 @@ _LIMIT = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)
 _ROWS_AT_ONCE = 32
 
 
-def require_members(context: ProductContext, name: str) -> FieldInfo:
-    """Return the description of the field that has a given name and has members.
+def find_field_with_members(context: ProductContext, name: str) -> FieldInfo:
+    """Return the description of a field with ensemble members, found by its name.
 
     Args:
         context: description of the forecasts and the earlier products.
@@ -49,7 +49,7 @@ def require_members(context: ProductContext, name: str) -> FieldInfo:
 
 
 def reduce_members(fields_MHW: np.ndarray, reduce: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Reduce the members of a field with a function, block of rows by block of rows.
+    """Reduce the members of a field with a function that is applied to one block of rows after another.
 
     Args:
         fields_MHW: field with M members.
@@ -89,7 +89,7 @@ class _MemberProduct(FieldProduct):
     ) -> None:
         super().__init__(section, context)
         self.inputs = (section.of,)
-        self._input_info = require_members(context, section.of)
+        self._input_info = find_field_with_members(context, section.of)
 
     def compute(self, fields: FieldReader, lead_index: int) -> np.ndarray:
         """Return the reduced members at a lead time, (1, H, W), or (Q, H, W) for quantiles."""

@@ -200,7 +200,7 @@ class _ProductRecord:
         entry = self._entries.get(item.name)
         if not isinstance(entry, dict):
             return False
-        is_same = entry.get("forecast") == self._forecast_version and entry.get("made_by") == self._describe(item)
+        is_same = entry.get("forecast") == self._forecast_version and entry.get("made_by") == self._list_settings(item)
         return is_same and all((self._folder / name).exists() for name in entry["files"])
 
     def invalidate(self, products: Sequence[Product]) -> None:
@@ -224,7 +224,7 @@ class _ProductRecord:
                 with suppress(OSError):
                     (self._folder / name).unlink(missing_ok=True)
         self._entries[item.name] = {
-            "made_by": self._describe(item),
+            "made_by": self._list_settings(item),
             "forecast": self._forecast_version,
             "files": names,
         }
@@ -233,10 +233,10 @@ class _ProductRecord:
     def _write(self) -> None:
         atomic_write_text(self._folder / RECORD, json.dumps(self._entries, indent=1) + "\n")
 
-    def _describe(self, item: Product) -> dict[str, Any]:
+    def _list_settings(self, item: Product) -> dict[str, Any]:
         """Return the settings of a product and of all its input products, converted to JSON and back for comparison."""
         inputs = {}
         for name in item.inputs:
             if name in self._products:
-                inputs[name] = self._describe(self._products[name])
+                inputs[name] = self._list_settings(self._products[name])
         return json.loads(json.dumps({"settings": item.settings(), "inputs": inputs}))

@@ -92,11 +92,11 @@ class FieldFile(ProductOutput):
             _write_time_bounds(self._dataset, lengths)
         if info.level is not None:
             attributes = schema.level_attributes("level")
-            _write_scalar(self._dataset, "level", info.level, attributes)
+            _write_scalar_coordinate(self._dataset, "level", info.level, attributes)
             coordinates.append("level")
         if info.height is not None:
             attributes = {"standard_name": "height", "units": "m", "positive": "up", "axis": "Z"}
-            _write_scalar(self._dataset, "height", info.height, attributes)
+            _write_scalar_coordinate(self._dataset, "height", info.height, attributes)
             coordinates.append("height")
         dims = ["time", "latitude", "longitude"]
         if info.dim is not None:
@@ -159,7 +159,7 @@ def _write_time_bounds(dataset: netCDF4.Dataset, lengths: list[int]) -> None:
     bounds[:] = np.stack([ends - np.array(lengths), ends], axis=1)
 
 
-def _write_scalar(dataset: netCDF4.Dataset, name: str, value: float, attributes: dict[str, str]) -> None:
+def _write_scalar_coordinate(dataset: netCDF4.Dataset, name: str, value: float, attributes: dict[str, str]) -> None:
     """Write a scalar coordinate with its attributes."""
     variable = dataset.createVariable(name, "f8", ())
     variable.setncatts(attributes)

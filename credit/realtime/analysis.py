@@ -18,7 +18,7 @@ from credit.calendar import TIME_UNITS
 from credit.data.formats.grib.messages import GribGrid
 from credit.errors import DataError
 from credit.grid import LatLonGrid
-from credit.realtime.fetch.decoding import Field, find_field_conversion
+from credit.realtime.fetch.decoding import DecodedField, find_field_conversion
 from credit.realtime.fetch.records import RecordRequest
 from credit.utils.atomic import atomic_write
 
@@ -69,7 +69,7 @@ def has_analysis(path: Path, content: AnalysisContent) -> bool:
         return getattr(file, _CONTENT, "") == content.identity()
 
 
-def write_analysis(path: Path, content: AnalysisContent, read: Callable[[RecordRequest], Field]) -> None:
+def write_analysis(path: Path, content: AnalysisContent, read: Callable[[RecordRequest], DecodedField]) -> None:
     """Write the file of an analysis atomically, with only one field in memory at a time.
 
     Args:
@@ -83,7 +83,7 @@ def write_analysis(path: Path, content: AnalysisContent, read: Callable[[RecordR
     atomic_write(path, lambda temporary: _write(temporary, content, read))
 
 
-def _write(path: Path, content: AnalysisContent, read: Callable[[RecordRequest], Field]) -> None:
+def _write(path: Path, content: AnalysisContent, read: Callable[[RecordRequest], DecodedField]) -> None:
     """Write the fields of an analysis to `path`; for arguments and errors see `write_analysis`."""
     levels_of: dict[str, list[float]] = {}
     for request in content.requests:

@@ -9,7 +9,7 @@ from credit.errors import ConfigError, CycleError
 _MINUTES_PER_DAY = 1440
 
 
-def list_candidates(realtime: RealtimeConfig, now: int, deadline: int) -> list[int]:
+def list_candidate_cycles(realtime: RealtimeConfig, now: int, deadline: int) -> list[int]:
     """Return the cycles that may be used, in minutes since 1900: the expected cycle first, then earlier cycles.
 
     The expected cycle is the newest cycle that should be available at the deadline. Earlier cycles are included only

@@ -14,10 +14,14 @@ from credit.config import Config, build_config
 from credit.config.sections.source import GridConfig, SourceConfig
 from credit.data.analyses import open_analyses
 from credit.data.samples.frames import FrameReader
-from credit.realtime.fetch.records import require_section
+from credit.realtime.fetch.records import require_realtime_section
 from credit.train.build.assets import ModelAssets
 from credit.train.build.forecaster import apply_trained_settings
-from credit.train.build.initial_condition_checks import MAX_SHIFT, compute_normalized_moments, find_masked_cells
+from credit.train.build.initial_condition_checks import (
+    MAX_SHIFT,
+    compute_normalized_moments,
+    find_cells_missing_in_training,
+)
 from credit.train.build.open_data import build_frame_reader
 from credit.train.build.stepper import build_normalizer
 from credit.train.checkpoint.checkpoint import load_meta, load_tensors, resolve_checkpoint
@@ -30,7 +34,7 @@ _SPREAD_RANGE = (0.15, 5.0)
 
 
 @dataclass(frozen=True)
-class TrainedModel:
+class CheckpointMetadata:
     """Contents of the checkpoint from which forecasts are made, without its weights.
 
     Attributes:
@@ -44,7 +48,7 @@ class TrainedModel:
     config: Config
 
 
-def load_trained_model(config: Config) -> TrainedModel:
+def load_checkpoint_metadata(config: Config) -> CheckpointMetadata:
     """Load the checkpoint that ``inference.checkpoint`` names, without its weights.
 
     Raises:
@@ -57,7 +61,7 @@ def load_trained_model(config: Config) -> TrainedModel:
     meta = load_meta(path)
     assets = ModelAssets.from_stored(meta, load_tensors(path, "assets"))
     trained_config = build_config(meta["config"], origin=str(path / "meta.json"))
-    return TrainedModel(path, assets, apply_trained_settings(config, trained_config))
+    return CheckpointMetadata(path, assets, apply_trained_settings(config, trained_config))
 
 
 def build_forecast_config(config: Config, analysis_paths: Sequence[Path], grid_path: Path, minutes: int) -> Config:
@@ -80,7 +84,7 @@ def build_forecast_config(config: Config, analysis_paths: Sequence[Path], grid_p
             "cache": "none",
             "on_bad_time": "fail",
             "grid": GridConfig(like=str(grid_path)),
-            "regrid": require_section(config).regrid,
+            "regrid": require_realtime_section(config).regrid,
             "variable_options": options,
         }
     )
@@ -88,7 +92,7 @@ def build_forecast_config(config: Config, analysis_paths: Sequence[Path], grid_p
     return config.model_copy(update={"data": data, "inference": inference})
 
 
-def open_initial_state(model: TrainedModel, forecast_config: Config) -> FrameReader:
+def open_initial_state(model: CheckpointMetadata, forecast_config: Config) -> FrameReader:
     """Return a reader of the initial fields of a forecast, on the grid and in the units of the model.
 
     Args:
@@ -102,11 +106,11 @@ def open_initial_state(model: TrainedModel, forecast_config: Config) -> FrameRea
     config = apply_trained_settings(forecast_config, model.config)
     reader = open_analyses(config.data, needs_truth=False)
     require_same_fields(model.assets, reader, model.path, config.data.channel_map())
-    hidden = find_masked_cells(model.assets, reader, model.path)
+    hidden = find_cells_missing_in_training(model.assets, reader, model.path)
     return build_frame_reader(config, reader, model.assets, None, hidden)
 
 
-def describe_unusual_fields(model: TrainedModel, frames: FrameReader, minutes: int) -> str:
+def describe_unusual_fields(model: CheckpointMetadata, frames: FrameReader, minutes: int) -> str:
     """Return a message about the fields whose mean or standard deviation differs strongly from the training data.
 
     The message is empty if there are no such fields. Prognostic variables and dynamic forcing from data are compared.

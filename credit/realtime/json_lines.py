@@ -13,7 +13,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file; ignore an incomplete last line, which a killed process may have left."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in _complete_part(path.read_text(encoding="utf-8")).splitlines()]
+    return [json.loads(line) for line in _select_complete_lines(path.read_text(encoding="utf-8")).splitlines()]
 
 
 def append_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -27,7 +27,7 @@ def append_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         file.seek(0)
-        complete = _complete_part(file.read().decode("utf-8"))
+        complete = _select_complete_lines(file.read().decode("utf-8"))
         file.truncate(len(complete.encode("utf-8")))
         for record in records:
             file.write((json.dumps(record) + "\n").encode("utf-8"))
@@ -35,6 +35,6 @@ def append_json_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         os.fsync(file.fileno())
 
 
-def _complete_part(text: str) -> str:
+def _select_complete_lines(text: str) -> str:
     """Return the complete lines of a string, up to and including its last newline."""
     return text[: text.rfind("\n") + 1]

@@ -45,9 +45,14 @@ class StatusFiles:
         records = read_json_lines(self._folder / "cycles.jsonl")
         return any((record["cycle"], record["folder"]) == key for record in records)
 
-    def add_finished(self, cycle: int, forecast_folder: str, facts: dict[str, Any]) -> None:
-        """Append a finished cycle to ``cycles.jsonl``, with its forecast folder and the additional entries `facts`."""
-        record = {"cycle": Calendar().format(cycle), "folder": forecast_folder, "finished": self._now(), **facts}
+    def add_finished_cycle(self, cycle: int, forecast_folder: str, extra_entries: dict[str, Any]) -> None:
+        """Append a finished cycle, with its forecast folder and `extra_entries`, to ``cycles.jsonl``."""
+        record = {
+            "cycle": Calendar().format(cycle),
+            "folder": forecast_folder,
+            "finished": self._now(),
+            **extra_entries,
+        }
         append_json_lines(self._folder / "cycles.jsonl", [record])
 
     def _now(self) -> str:

@@ -26,15 +26,15 @@ from credit.data.formats.grib.messages import import_eccodes
 from credit.errors import CycleError, DataError
 from credit.realtime.analysis import AnalysisContent, has_analysis, write_analysis, write_grid
 from credit.realtime.clock import Clock
-from credit.realtime.cycles import list_candidates
+from credit.realtime.cycles import list_candidate_cycles
 from credit.realtime.fetch.fetcher import AnalysisFile, RecordFetcher
-from credit.realtime.fetch.records import list_analysis_offsets, list_record_requests, require_section
+from credit.realtime.fetch.records import list_analysis_offsets, list_record_requests, require_realtime_section
 from credit.realtime.fetch.transport import HttpClient
 from credit.realtime.initial_state import (
-    TrainedModel,
+    CheckpointMetadata,
     build_forecast_config,
     describe_unusual_fields,
-    load_trained_model,
+    load_checkpoint_metadata,
     open_initial_state,
 )
 from credit.realtime.scoring import has_forecast, score_earlier_forecasts
@@ -81,7 +81,7 @@ class RealtimeWorkflow:
 
     def __init__(self, config: Config, make_forecasts: MakeForecasts, clock: Clock) -> None:
         self._config = config
-        self._realtime = require_section(config)
+        self._realtime = require_realtime_section(config)
         self._requests = list_record_requests(config)
         self._offsets = list_analysis_offsets(config)
         import_eccodes()
@@ -112,14 +112,14 @@ class RealtimeWorkflow:
     def _run_locked(self, cycle: int | None) -> Outcome:
         """Make the forecast while this process holds the lock; for arguments and errors see `run`."""
         if cycle is None:
-            candidates = self._list_candidates()
+            candidates = self._list_candidate_cycles()
         else:
             candidates = [cycle]
         expected_cycle = candidates[0]
         reasons: list[str] = []
         for candidate in candidates:
             if self._is_finished(candidate):
-                return self._finish(candidate, expected_cycle, reasons, is_new=False)
+                return self._write_final_status(candidate, expected_cycle, reasons, is_new=False)
             try:
                 self._make_forecast(candidate)
             except CycleError as error:
@@ -131,7 +131,7 @@ class RealtimeWorkflow:
                 self._status.write("failed", candidate, str(error) or type(error).__name__)
                 raise
             else:
-                return self._finish(candidate, expected_cycle, reasons, is_new=True)
+                return self._write_final_status(candidate, expected_cycle, reasons, is_new=True)
         self._status.write("failed", expected_cycle, reasons[0])
         raise CycleError(f"no usable cycle: {reasons[0]}")
 
@@ -141,19 +141,19 @@ class RealtimeWorkflow:
             return False
         return has_forecast(self._forecast_folder, cycle)
 
-    def _list_candidates(self) -> list[int]:
-        """Return the cycles that may be used, the expected cycle first; for errors see `list_candidates`."""
+    def _list_candidate_cycles(self) -> list[int]:
+        """Return the cycles that may be used, the expected cycle first; for errors see `list_candidate_cycles`."""
         now = self._clock.minutes()
         deadline = now
         if self._clock.deadline is not None:
             deadline = now + max(0, int(self._clock.deadline - self._clock.seconds()) // 60)
         try:
-            return list_candidates(self._realtime, now, deadline)
+            return list_candidate_cycles(self._realtime, now, deadline)
         except CycleError as error:
             self._status.write("failed", None, str(error))
             raise
 
-    def _finish(self, cycle: int, expected_cycle: int, reasons: Sequence[str], is_new: bool) -> Outcome:
+    def _write_final_status(self, cycle: int, expected_cycle: int, reasons: Sequence[str], is_new: bool) -> Outcome:
         """Write the final state to STATUS and return the outcome."""
         reason = reasons[0] if reasons else ""
         self._status.write("done" if cycle == expected_cycle else "earlier_cycle", cycle, reason)
@@ -169,7 +169,7 @@ class RealtimeWorkflow:
             CreditError: if the forecast cannot be made.
         """
         started = self._clock.seconds()
-        model = load_trained_model(self._config)
+        model = load_checkpoint_metadata(self._config)
         client = HttpClient(self._realtime.retries, self._realtime.timeout, self._clock)
         while True:
             self._status.write("fetching", cycle)
@@ -192,12 +192,12 @@ class RealtimeWorkflow:
         self._status.write("forecasting", cycle)
         self._make_forecasts(forecast_config)
         self._status.write("scoring", cycle)
-        facts = {"bytes_fetched": client.bytes_received, **self._score(cycle, model, forecast_config)}
+        facts = {"bytes_fetched": client.bytes_received, **self._score_earlier_forecasts(cycle, model, forecast_config)}
         facts["seconds"] = round(self._clock.seconds() - started, 1)
-        self._status.add_finished(cycle, self._config.inference.folder, facts)
+        self._status.add_finished_cycle(cycle, self._config.inference.folder, facts)
         self._delete_old_analyses(cycle)
 
-    def _provide_analysis(self, minutes: int, model: TrainedModel, client: HttpClient) -> Path:
+    def _provide_analysis(self, minutes: int, model: CheckpointMetadata, client: HttpClient) -> Path:
         """Return the path of an analysis file; fetch the analysis if the file does not exist.
 
         Args:
@@ -228,7 +228,7 @@ class RealtimeWorkflow:
         shutil.rmtree(records_folder)
         return path
 
-    def _check_initial_state(self, cycle: int, model: TrainedModel, paths: Sequence[Path]) -> Config:
+    def _check_initial_state(self, cycle: int, model: CheckpointMetadata, paths: Sequence[Path]) -> Config:
         """Compare the initial state of a forecast with the training data, and return the config of the forecast.
 
         Raises:
@@ -242,7 +242,7 @@ class RealtimeWorkflow:
             frames = open_initial_state(model, forecast_config)
             problems = [describe_unusual_fields(model, frames, cycle - offset) for offset in self._offsets]
         except DataError as error:
-            self._discard(paths)
+            self._delete_analyses(paths)
             file = AnalysisFile.from_config(self._realtime, cycle)
             raise CycleError(file.describe("fields", str(error))) from error
         for offset, problem in zip(self._offsets, problems, strict=True):
@@ -251,12 +251,14 @@ class RealtimeWorkflow:
             file = AnalysisFile.from_config(self._realtime, cycle - offset)
             message = file.describe(problem, "differs from the training data")
             if self._realtime.on_shift == "fail":
-                self._discard(paths)
+                self._delete_analyses(paths)
                 raise CycleError(message)
             logger.warning("%s", message)
         return forecast_config
 
-    def _score(self, cycle: int, model: TrainedModel, forecast_config: Config) -> dict[str, Any]:
+    def _score_earlier_forecasts(
+        self, cycle: int, model: CheckpointMetadata, forecast_config: Config
+    ) -> dict[str, Any]:
         """Score earlier forecasts, and return their number; if scoring fails, also return the reason.
 
         The new forecast has already been made, so a failure of scoring is a warning and not an error.
@@ -272,7 +274,7 @@ class RealtimeWorkflow:
             return {"forecasts_scored": 0, "scoring_error": str(error)}
         return {"forecasts_scored": num_scored}
 
-    def _discard(self, paths: Sequence[Path]) -> None:
+    def _delete_analyses(self, paths: Sequence[Path]) -> None:
         """Delete the analysis files `paths`, which are not usable, so that the next attempt fetches them again."""
         for path in paths:
             path.unlink(missing_ok=True)

@@ -83,7 +83,7 @@ class EMA:
 
 
 def forecast_state_dict(model: nn.Module, average: EMA | None) -> dict[str, torch.Tensor]:
-    """Collective: return the weights that are used for forecasts: the moving average, or the weights without one.
+    """Collective: return the weights for forecasts: the moving average, or the current weights without an average.
 
     Returns:
         Name -> tensor, see `checkpoint_state_dict`.

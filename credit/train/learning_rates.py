@@ -70,7 +70,7 @@ def find_learning_rate_factors(model: nn.Module, factors: Mapping[str, float]) -
     Raises:
         ConfigError: if a pattern matches no parameter, or only parameters that earlier patterns match.
     """
-    paths = {name: _find_path(name) for name, _ in model.named_parameters()}
+    paths = {name: _strip_added_names(name) for name, _ in model.named_parameters()}
     factor_by_name = {}
     used_patterns = set()
     for name, path in paths.items():
@@ -86,8 +86,8 @@ def find_learning_rate_factors(model: nn.Module, factors: Mapping[str, float]) -
     return factor_by_name
 
 
-def _find_path(name: str) -> str:
-    """Return the path of a parameter in the config, without the parts that wrappers and parametrizations add."""
+def _strip_added_names(name: str) -> str:
+    """Return the path of a parameter as in the config: its name without the parts that wrappers and torch add."""
     return strip_wrapper_prefixes(name).replace(_PARAMETRIZED_WEIGHT, ".weight")
 
 

@@ -33,7 +33,7 @@ class DevicePrefetcher(Iterator[Batch]):
     """
 
     def __init__(self, loader: Loader, device: torch.device, peers: dist.ProcessGroup | None = None) -> None:
-        self._jobs, num_threads, self._close_loader = loader.jobs()
+        self._jobs, num_threads, self._close_loader = loader.create_jobs()
         self._device = device
         self._peers = peers
         self._waited_seconds = 0.0

@@ -15,7 +15,7 @@ import torch
 from credit.data.samples.batch import Batch
 from credit.forecast.objectives.base import MicroStep, Objective
 from credit.models.layers.spectral_norm import advance_power_iterations
-from credit.parallel.reduce import gradient_norm
+from credit.parallel.reduce import reduce_norm_and_flags
 from credit.train.ema import EMA
 from credit.train.monitor.nonfinite import find_infinite_channels, find_nonfinite_layer
 from credit.utils.profiling.phases import Phase, in_phase, phase
@@ -31,14 +31,14 @@ class StepResult:
             share the members or the fields of a sample, the value is n times this rank's part of the loss, so the
             mean over all ranks is still the loss.
         grad_norm: norm of the gradient of all parameters before clipping, the same on every rank.
-        bad: 1.0 if loss or gradient was not finite on any rank and the step was skipped, else 0.0.
-        stop: number of ranks that had received a request to stop when the step began.
+        skipped: 1.0 if the step was skipped, because loss or gradient was not finite on a rank; else 0.0.
+        num_stop_requests: number of ranks that had received a request to stop when the step began.
     """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
-    bad: torch.Tensor
-    stop: torch.Tensor
+    skipped: torch.Tensor
+    num_stop_requests: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class TrainingStep:
             batches: the micro-batches of this data-parallel rank.
             step: the optimizer step.
             learning_rate: the learning rate of this step.
-            stop: True if this rank has received a request to stop; `StepResult.stop` is the number of these ranks.
+            stop: True if this rank has received a request to stop. `StepResult.num_stop_requests` is the number of
+                these ranks.
         """
         self._objective.stepper.begin_iteration()
         # The power iterations run before the first forward pass, so that all micro-steps and recomputations use the
@@ -132,7 +133,7 @@ class TrainingStep:
         stop_flag = total_loss.new_full((), float(stop))
         # The loss is checked as well, because the loss may overflow although its gradient is finite.
         bad_loss_flag = 1.0 - torch.isfinite(total_loss).float()
-        grad_norm, (num_stops, num_bad_losses) = gradient_norm(gradients, (stop_flag, bad_loss_flag))
+        grad_norm, (num_stops, num_bad_losses) = reduce_norm_and_flags(gradients, (stop_flag, bad_loss_flag))
         is_good = torch.isfinite(grad_norm) & (num_bad_losses == 0)
         bad = 1.0 - is_good.float()
 
@@ -152,8 +153,8 @@ class TrainingStep:
         return StepResult(
             loss=total_loss,
             grad_norm=grad_norm.to(device, non_blocking=True),
-            bad=bad.to(device, non_blocking=True),
-            stop=num_stops.to(device, non_blocking=True),
+            skipped=bad.to(device, non_blocking=True),
+            num_stop_requests=num_stops.to(device, non_blocking=True),
         )
 
     def list_loss_steps(self, step: int) -> list[int]:
@@ -166,7 +167,7 @@ class TrainingStep:
             return list(rollout_steps)
         return [rollout_step for rollout_step in rollout_steps if rollout_step in self._settings.loss_steps]
 
-    def explain(self, batches: Iterator[Batch], step: int) -> str | None:
+    def describe_first_nonfinite(self, batches: Iterator[Batch], step: int) -> str | None:
         """Collective: recompute an optimizer step and return a description of its first non-finite tensor.
 
         Every rank computes the step again with the current weights. Weights and optimizer are not changed.

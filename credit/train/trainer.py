@@ -25,7 +25,7 @@ from credit.train.checkpoint.train_state import TrainState, build_checkpoint_met
 from credit.train.ema import forecast_state_dict
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
-from credit.train.monitor.nonfinite import choose_cause
+from credit.train.monitor.nonfinite import describe_nonfinite_cause
 from credit.train.monitor.run_files import read_last_metrics, read_status, read_summary
 from credit.train.monitor.run_lock import RunLock
 from credit.train.monitor.stop_signal import StopSignal
@@ -62,9 +62,9 @@ class Trainer:
         self._checkpointer = AsyncCheckpointer(self._checkpoint_folder)
         self._run_lock: RunLock | None = None
         self._status_before: dict[str, Any] = {}
-        self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
+        self._validate_every = self._conf.validate_every or parts.sample_schedule.steps_per_epoch
         self._preview_every = self._validate_every * (self._conf.preview.every if self._conf.preview else 1)
-        self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
+        self._checkpoint_every = self._conf.checkpoint_every or parts.sample_schedule.steps_per_epoch
 
     def load(self, path: Path) -> None:
         """Collective: load weights, moving average, optimizer and state of the run from a checkpoint of any mesh."""
@@ -102,11 +102,11 @@ class Trainer:
         first_step = state.step
         # The usage includes the time of steps after the checkpoint, so their rows are read before they are removed.
         earlier_records = []
-        if parts.launch.is_main:
+        if parts.process_info.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
         parts.meter.resume(state.step, state.usage, earlier_records)
-        log = MetricsLog.from_config(parts.config, state.step, parts.launch.is_main)
-        bar = Progress(state.step, parts.total_steps, parts.launch.is_main)
+        log = MetricsLog.from_config(parts.config, state.step, parts.process_info.is_main)
+        bar = Progress(state.step, parts.total_steps, parts.process_info.is_main)
         self._status_before = run_on_rank0(lambda: read_status(self._folder))
         self._write_run_status("running", "")
         try:
@@ -114,7 +114,7 @@ class Trainer:
                 reason = self._train_with_rollbacks(log, bar, stop)
             log.flush()
             if reason is None:
-                state.require_best(self._conf.monitor)
+                state.require_finite_best(self._conf.monitor)
             # A run without a new step still needs a summary if it was killed after its last checkpoint.
             if state.step > first_step or run_on_rank0(lambda: not read_summary(self._folder)):
                 bar.print_line(write_run_summary(*self._summary_arguments()))
@@ -122,9 +122,11 @@ class Trainer:
         except BaseException as error:
             step = self._committed_step()
             if parts.watchdog.may_report_failure():
-                write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
+                write_failure(
+                    self._folder, self._status_before, error, step, parts.process_info.job_id, every_rank=True
+                )
             try:
-                if parts.launch.is_main:
+                if parts.process_info.is_main:
                     bar.print_line(write_partial_summary(*self._summary_arguments(), peak_memory_gb(parts.device)))
             except Exception as summary_error:
                 # A failed GPU may not respond, and the network of a plugin may raise any exception.
@@ -172,14 +174,14 @@ class Trainer:
         newest_count = None
         while state.step < parts.total_steps:
             begin_step(state.step)
-            self._note(f"step {state.step + 1}")
+            self._record_activity(f"step {state.step + 1}")
             rate = learning_rate(state.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
             seconds_per_step = (time.perf_counter() - start_time) / max(len(self._unlogged_steps), 1)
-            stop_reason = stop.find_reason(self._save_seconds() + 2 * seconds_per_step)
+            stop_reason = stop.find_reason(self._max_save_seconds() + 2 * seconds_per_step)
             result = parts.training_step(source, state.step, rate, stop_reason is not None)
             # On a GPU, the host does not wait for the step that was just queued, and reads the count of the previous
             # step. Every rank reads the same count, so all ranks stop after the same step.
-            previous_count, newest_count = newest_count, AsyncHostCopy(result.stop)
+            previous_count, newest_count = newest_count, AsyncHostCopy(result.num_stop_requests)
             stop_count = newest_count if parts.device.type == "cpu" else previous_count
             is_stop_requested = stop_count is not None and stop_count.get().item() > 0
             self._unlogged_steps.append((state.step, result, rate))
@@ -217,11 +219,11 @@ class Trainer:
         parts, state = self.parts, self.state
         initial_times: set[int] = set()
         for step in divergence.steps:
-            initial_times.update(parts.order.initial_times(step, state.skipped_blocks))
+            initial_times.update(parts.sample_schedule.list_initial_times(step, state.skipped_blocks))
         times = ", ".join(parts.calendar.format(minutes) for minutes in sorted(initial_times))
         problem = f"step {divergence.steps[-1] + 1}: {divergence.problem}"
         # If steps are not finite again after a rollback, skipping samples does not remove the cause.
-        if not divergence.finite and state.rollbacks:
+        if not divergence.is_finite and state.rollbacks:
             cause = self._find_nonfinite_cause(divergence.steps[-1])
             raise CreditError(
                 f"{problem}, and the run has already rolled back once. Initial times of the batches: {times}. "
@@ -234,15 +236,15 @@ class Trainer:
         # Loading the checkpoint resets the complete state, so the history of rollbacks is set again after loading.
         diverged_blocks = [find_block_of_step(step, state.skipped_blocks) for step in divergence.steps]
         skipped_blocks = sorted({*state.skipped_blocks, *diverged_blocks})
-        rollbacks = state.rollbacks + (not divergence.finite)
-        spikes = state.spikes + divergence.finite
+        rollbacks = state.rollbacks + (not divergence.is_finite)
+        spikes = state.spikes + divergence.is_finite
         self.load(start)
         state.skipped_blocks, state.rollbacks, state.spikes = skipped_blocks, rollbacks, spikes
         state.nonfinite_steps = []
         state.saved = state.step
 
         def remove_later_checkpoints() -> None:
-            if parts.launch.is_main:
+            if parts.process_info.is_main:
                 retention.remove_checkpoints_after(self._checkpoint_folder, state.step)
 
         run_on_all_ranks(remove_later_checkpoints)
@@ -255,27 +257,27 @@ class Trainer:
     def _find_nonfinite_cause(self, step: int) -> str:
         """Collective: recompute a step and return a sentence that names its first tensor that is not finite."""
         with self._open_batches(step, step + 1) as batches:
-            return choose_cause(self.parts.training_step.explain(batches, step))
+            return describe_nonfinite_cause(self.parts.training_step.describe_first_nonfinite(batches, step))
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
         """Return the prefetcher of the batches of optimizer steps `first` (included) to `last` (excluded)."""
         parts = self.parts
-        loader = parts.order.loader(first, last, self.state.skipped_blocks)
+        loader = parts.sample_schedule.build_loader(first, last, self.state.skipped_blocks)
         return DevicePrefetcher(loader, parts.device, parts.mesh.same_fields_group)
 
-    def _save_seconds(self) -> float:
+    def _max_save_seconds(self) -> float:
         """Return an upper bound on the seconds of a save: the save may have to wait for the previous save."""
         return 2 * self._checkpointer.longest_save_seconds
 
     @in_phase(Phase.LOGGING)
-    def _note(self, activity: str) -> None:
+    def _record_activity(self, activity: str) -> None:
         """Record the activity that begins now for the watchdog and in heartbeat.json."""
         self.parts.watchdog.record_activity(activity)
         if self._run_lock is not None:
             self._run_lock.update(self.state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
-        """Collective: return the reason to stop of the lowest rank that has a reason; `reason` is for this rank."""
+        """Collective: return the reason of the lowest rank that must stop; `reason` is for this rank, or None."""
         return reduce_over_ranks(lambda: reason, lambda low, high: low or high) or "requested on another rank"
 
     def _is_due(self, step: int, every: int) -> bool:
@@ -294,19 +296,19 @@ class Trainer:
         parts = self.parts
         columns = []
         for _, result, _ in self._unlogged_steps:
-            columns.append(torch.stack([result.loss, result.grad_norm, result.bad]).float())
+            columns.append(torch.stack([result.loss, result.grad_norm, result.skipped]).float())
         results = torch.stack(columns, dim=1)
         # Ranks have equal shares of the batch. All values except loss and energy are equal on all ranks.
         joules = results.new_full((1, len(self._unlogged_steps)), parts.meter.pop_joules())
         losses, norms, bad_flags, energy = mean_over_ranks(torch.cat([results, joules])).tolist()
         # At this point, a GPU has finished all queued steps.
         seconds = time.perf_counter() - start_time
-        parts.meter.add_energy(energy[0] * parts.launch.world)
+        parts.meter.add_energy(energy[0] * parts.process_info.world)
         lengths = [parts.training_step.list_loss_steps(step)[-1] for step, _, _ in self._unlogged_steps]
         shared = parts.meter.add_steps(lengths, seconds, source.pop_wait_seconds())
         shared["peak_memory_gb"] = peak_memory_gb(parts.device)
         for (step, _, rate), loss, norm, is_bad in zip(self._unlogged_steps, losses, norms, bad_flags, strict=True):
-            row = {"step": step + 1, "epoch": parts.order.epoch(step, self.state.skipped_blocks)}
+            row = {"step": step + 1, "epoch": parts.sample_schedule.find_epoch(step, self.state.skipped_blocks)}
             log.write({**row, "loss": loss, "grad_norm": norm, "lr": rate, **shared})
             self._guard.check_step(step, loss, bool(is_bad))
         bar.show_values(loss=f"{losses[-1]:.4f}")
@@ -317,22 +319,22 @@ class Trainer:
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Collective: validate the weights, and save the best ones; return the reason of an early stop, else None."""
         state, parts = self.state, self.parts
-        self._note(f"validation at step {state.step}")
+        self._record_activity(f"validation at step {state.step}")
 
         def is_stop_requested() -> bool:
-            return stop.find_reason(self._save_seconds()) is not None
+            return stop.find_reason(self._max_save_seconds()) is not None
 
         average = parts.average.applied() if parts.average is not None else nullcontext()
         with parts.meter.timed("validation_s"), average:
             metrics = parts.validate(state.step, is_stop_requested)
             is_preview_due = parts.preview is not None and self._is_due(state.step, self._preview_every)
             if metrics is not None and is_preview_due:
-                self._note(f"preview at step {state.step}")
+                self._record_activity(f"preview at step {state.step}")
                 if not parts.preview(state.step, log, is_stop_requested):
                     # The resumed run repeats the validation together with the preview.
                     metrics = None
         if metrics is None:
-            return self._agree_on_reason(stop.find_reason(self._save_seconds()))
+            return self._agree_on_reason(stop.find_reason(self._max_save_seconds()))
         state.validated = state.step
         log.write({"step": state.step, "valid": metrics})
         log.flush()
@@ -364,7 +366,7 @@ class Trainer:
             for name in links:
                 self._checkpointer.move_link(name, state.step)
             return
-        self._note(f"checkpoint of step {state.step}")
+        self._record_activity(f"checkpoint of step {state.step}")
         with parts.meter.timed("save_s"):
             self._begin_save(links or ("latest",))
         self._write_run_status("running", "")
@@ -394,5 +396,5 @@ class Trainer:
 
     def _write_run_status(self, state: str, reason: str) -> None:
         """Write the file STATUS on the main process; see `write_status` for the parameters."""
-        if self.parts.launch.is_main:
-            write_status(self._folder, state, self._committed_step(), reason, self.parts.launch.job_id)
+        if self.parts.process_info.is_main:
+            write_status(self._folder, state, self._committed_step(), reason, self.parts.process_info.job_id)

@@ -44,13 +44,13 @@ class ValidationShare:
 
     Attributes:
         batches: for each batch, the indices of its cases in the list of all initial times.
-        counted: for each batch, the number of cases that are scored; further cases at its end are repetitions.
+        scored_counts: for each batch, the number of cases that are scored; further cases at its end are repetitions.
         cases: total number of cases of all ranks.
         ranks: number of data-parallel ranks.
     """
 
     batches: list[list[int]]
-    counted: list[int]
+    scored_counts: list[int]
     cases: int
     ranks: int
 
@@ -66,15 +66,15 @@ def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> V
     """
     # The cases are assigned round-robin, so the numbers of cases of two ranks differ by at most one.
     case_indices = list(range(rank, num_cases, num_ranks))
-    num_counted = len(case_indices)
+    num_scored = len(case_indices)
     cases_per_rank = math.ceil(num_cases / num_ranks)
-    case_indices += [num_cases - 1] * (cases_per_rank - num_counted)
+    case_indices += [num_cases - 1] * (cases_per_rank - num_scored)
     batches = []
-    counted = []
+    scored_counts = []
     for start in range(0, cases_per_rank, batch_size):
         batches.append(case_indices[start : start + batch_size])
-        counted.append(max(0, min(batch_size, num_counted - start)))
-    return ValidationShare(batches=batches, counted=counted, cases=num_cases, ranks=num_ranks)
+        scored_counts.append(max(0, min(batch_size, num_scored - start)))
+    return ValidationShare(batches=batches, scored_counts=scored_counts, cases=num_cases, ranks=num_ranks)
 
 
 def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
@@ -93,7 +93,7 @@ def validate(
     batches: Iterator[Batch],
     share: ValidationShare,
     metrics: Sequence[Metric],
-    loss_steps: int,
+    num_loss_steps: int,
     stop: Callable[[], bool],
 ) -> dict[str, float] | None:
     """Collective: return the metrics of the model's current weights, averaged over the cases of all ranks.
@@ -104,7 +104,7 @@ def validate(
         batches: the batches of this rank, on its device.
         share: the cases that this rank evaluates.
         metrics: metrics whose sums are still zero.
-        loss_steps: number of first rollout steps over which the training loss is averaged.
+        num_loss_steps: number of first rollout steps over which the training loss is averaged.
         stop: function that returns True if this rank has received a request to stop; it is called before each batch.
 
     Returns:
@@ -121,11 +121,11 @@ def validate(
     device = objective.stepper.normalizer.tendency_scale_C.device
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     is_stopped = False
-    for num_counted in share.counted:
+    for num_scored in share.scored_counts:
         is_stopped = any_rank_stops(stop, device)
         if is_stopped:
             break
-        loss_sum += _add_batch(objective, next(batches), num_counted, metrics, loss_steps)
+        loss_sum += _add_batch(objective, next(batches), num_scored, metrics, num_loss_steps)
     model.train(was_training)
     if is_stopped:
         return None
@@ -177,16 +177,16 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
 
 
 def _add_batch(
-    objective: Objective, batch: Batch, num_counted: int, metrics: Sequence[Metric], loss_steps: int
+    objective: Objective, batch: Batch, num_scored: int, metrics: Sequence[Metric], num_loss_steps: int
 ) -> torch.Tensor | float:
-    """Add the first `num_counted` cases of a batch to the metrics, and return the sum of the losses of these cases.
+    """Add the first `num_scored` cases of a batch to the metrics, and return the sum of the losses of these cases.
 
     Args:
         objective: the training objective, which makes forecasts with the network in eval mode and computes the loss.
         batch: a batch of this rank, on its device.
-        num_counted: number of cases at the beginning of the batch that are scored, possibly 0.
+        num_scored: number of cases at the beginning of the batch that are scored, possibly 0.
         metrics: metrics that the cases are added to; they expect fields in physical units.
-        loss_steps: number of first rollout steps over which the loss of a case is averaged.
+        num_loss_steps: number of first rollout steps over which the loss of a case is averaged.
 
     Returns:
         The sum of the losses, a float64 scalar; 0.0 if no case is scored.
@@ -197,20 +197,20 @@ def _add_batch(
     encoded = objective.encode(batch)
     target_BCTHW = encoded.target_BCTHW
     num_steps = target_BCTHW.shape[2]
-    loss_steps = min(loss_steps, num_steps)
+    num_loss_steps = min(num_loss_steps, num_steps)
 
     # Skill is relative to persistence, the forecast that nothing changes.
     start_BCHW = encoded.history_BCTHW[:, :, -1]
     # Diagnostic channels have no initial value, so their persistence forecast is the mean, which is 0 if normalised.
     diagnostics_BCHW = torch.zeros_like(target_BCTHW[:, start_BCHW.shape[1] :, 0])
-    persistence_BCHW = torch.cat([start_BCHW, diagnostics_BCHW], dim=1)[:num_counted]
+    persistence_BCHW = torch.cat([start_BCHW, diagnostics_BCHW], dim=1)[:num_scored]
     loss_sum = 0.0
     for lead, prediction_BMCHW in enumerate(objective.predict(encoded, num_steps)):
-        if num_counted == 0:
+        if num_scored == 0:
             # The other ranks of a sharded model need only the forward passes of this rank.
             continue
-        prediction_BMCHW = prediction_BMCHW[:num_counted]
-        truth_BCHW = target_BCTHW[:num_counted, :, lead]
+        prediction_BMCHW = prediction_BMCHW[:num_scored]
+        truth_BCHW = target_BCTHW[:num_scored, :, lead]
         # The normaliser expects (B, C, H, W), so the members are decoded as additional samples.
         decoded_samples = decode(prediction_BMCHW.flatten(0, 1), "output")
         forecast_BMCHW = decoded_samples.unflatten(0, prediction_BMCHW.shape[:2])
@@ -218,8 +218,8 @@ def _add_batch(
         decoded_truth_BCHW = decode(truth_BCHW, "output")
         for metric in metrics:
             metric.add(lead, forecast_BMCHW, decoded_persistence_BCHW, decoded_truth_BCHW)
-        if lead < loss_steps:
+        if lead < num_loss_steps:
             # The objective returns the mean loss over the cases, and `loss_sum` is a sum over the cases.
             mean_loss = objective.loss(prediction_BMCHW, truth_BCHW)
-            loss_sum += mean_loss.double() * num_counted / loss_steps
+            loss_sum += mean_loss.double() * num_scored / num_loss_steps
     return loss_sum

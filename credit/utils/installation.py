@@ -64,7 +64,7 @@ def describe_installation(search_path: Sequence[str] | None = None) -> str:
     return "\n".join(lines)
 
 
-def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
+def describe_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
     """Return a message with a remedy for each distribution that may hide this package or be mistaken for it.
 
     Args:

@@ -67,7 +67,7 @@ class CaseScorer:
         climatology: climatology of the baselines.
         damping: (L, C) dimensionless factor of damped persistence.
         events: scorer of events and of precipitation categories (SEEPS).
-        example: collector of the example forecast at all lead times.
+        example_collector: collector of the example forecast at all lead times.
         num_rows: number of rows of the score table, which are the channels and then the wind vectors.
 
     Raises:
@@ -122,7 +122,7 @@ class CaseScorer:
         self.climatology, climatology_grid = build_climatology(
             verification, config.data, climatology_reader, names, train
         )
-        self._regrid_climatology = reader.regridder_from(channels, climatology_grid)
+        self._regrid_climatology = reader.build_regridding(channels, climatology_grid)
         # The damping is fitted with global means.
         globe = AreaMean(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self.damping = fit_damping(
@@ -131,7 +131,7 @@ class CaseScorer:
         # Spectra end at the largest wavenumber that all grids resolve.
         source_grids = [data_reader.grid, *(archive.grid for archive in archives.values())]
         self._spectrum = SphericalSpectrum(reader.grid, source_grids)
-        self.example = ExampleCollector(
+        self.example_collector = ExampleCollector(
             verification, reader.grid, channels, reader.masks, sample.leads.tolist(), self.figure_channels
         )
 
@@ -169,7 +169,7 @@ class CaseScorer:
             rows=rows,
             area_mean=AreaMean(forecast_channels, self.reader.masks, self._weights, forecast_winds),
             conversions=conversions,
-            regrid=self.reader.regridder_from(forecast_channels, archive.grid),
+            regrid=self.reader.build_regridding(forecast_channels, archive.grid),
             shares_baseline_channels=is_single and len(channels) == len(self.channels),
         )
 
@@ -184,20 +184,20 @@ class CaseScorer:
         """Return the climatology at a time in minutes, (C, H, W) on the grid of the scores."""
         return self._regrid_climatology(self.climatology.evaluate_lazily(minutes))
 
-    def _read_reference(self, minutes: int) -> ReferenceFields:
+    def _read_truth_and_climatology(self, minutes: int) -> ReferenceFields:
         """Return truth and climatology at a time in minutes, each (C, H, W) on the grid of the scores."""
         time = self.reader.calendar.format(minutes)
         return ReferenceFields(
             self._read_truth(minutes), self._evaluate_climatology(minutes), f"truth at {time}", f"climatology at {time}"
         )
 
-    def score(self, groups: Sequence[Sequence[int]], example: int) -> PartialScores:
+    def score(self, groups: Sequence[Sequence[int]], example_time: int) -> PartialScores:
         """Score the cases of `groups` and collect the fields of the figures.
 
         Args:
             groups: groups of initial times in minutes. All cases of a group are scored at the first lead time, then at
                 the next lead time, because their forecasts may be made as one batch.
-            example: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
+            example_time: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
 
         Returns:
             The scores of these cases.
@@ -211,40 +211,40 @@ class CaseScorer:
         statistics: dict[str, DeterministicStatistics] = {}
         histograms = {}
         for name, forecast in self.forecasts.items():
-            statistics[name] = forecast.empty_statistics(cases, num_leads)
+            statistics[name] = forecast.create_statistics(cases, num_leads)
             if forecast.num_members > 1:
                 histograms[name] = RankHistogram.zeros(num_leads, forecast.area_mean, forecast.num_members)
         for name in BASELINES:
             statistics[name] = DeterministicStatistics.empty(cases, num_leads, self._area_mean)
         num_members = {name: forecast.num_members for name, forecast in statistics.items()}
-        events, seeps = self.events.empty(cases, num_leads, num_members)
+        events, seeps = self.events.create_statistics(cases, num_leads, num_members)
         scores = PartialScores(cases, statistics, events, seeps, histograms)
         is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
         # With None, the progress bar is shown only if the output is a terminal.
         hide_bar = None if is_first_rank else True
         with ProgressBar(total=len(cases), desc="scoring", disable=hide_bar) as progress_bar:
             for group in groups:
-                self._score_group(group, scores, example)
+                self._score_group(group, scores, example_time)
                 progress_bar.update(len(group))
         return scores
 
-    def _score_group(self, group: Sequence[int], scores: PartialScores, example: int) -> None:
+    def _score_group(self, group: Sequence[int], scores: PartialScores, example_time: int) -> None:
         """Add the scores of the cases of a group to `scores`.
 
         Args:
             group: initial times in minutes. All cases are scored at the first lead time, then at the next lead time.
             scores: partial scores to add to.
-            example: initial time in minutes of the case that figures show.
+            example_time: initial time in minutes of the case that figures show.
         """
         cases = np.searchsorted(scores.cases, group).tolist()
         # The truth at the initial time is read once for all lead times of a case.
-        states = [BaselineState.build(self._area_mean, self._read_reference(initial)) for initial in group]
+        states = [BaselineState.build(self._area_mean, self._read_truth_and_climatology(initial)) for initial in group]
         for lead_index, lead in enumerate(self._leads.tolist()):
             # A network that makes forecasts during the scoring steps all cases of a group at once. The loop over cases
             # is therefore inside the loop over lead times.
             for case, initial, state in zip(cases, group, states, strict=True):
                 index = case, lead_index
-                reference = self._read_reference(initial + lead)
+                reference = self._read_truth_and_climatology(initial + lead)
                 # Forecasts that share the channels of the baselines are scored in one pass with the baselines.
                 members = {}
                 for name, forecast in self.forecasts.items():
@@ -255,7 +255,9 @@ class CaseScorer:
                 for name, forecast in self.forecasts.items():
                     if not forecast.shares_baseline_channels:
                         members[name] = forecast.read(initial, lead)
-                    self._score_forecast(scores, name, index, initial, reference, members[name], initial == example)
+                    self._score_forecast(
+                        scores, name, index, initial, reference, members[name], initial == example_time
+                    )
 
     def _score_with_baselines(
         self, scores: PartialScores, index: tuple[int, int], initial_time: int, state: BaselineState,
@@ -345,7 +347,7 @@ class CaseScorer:
         # Figures show the example case of the model, and the spectra of every forecast.
         is_model_example = name == "model" and is_example
         if is_model_example:
-            self.example.add(scores, lead, reference.truth, members_MCHW)
+            self.example_collector.add(scores, lead, reference.truth, members_MCHW)
         if lead in self._figure_leads:
             if is_model_example:
                 self._add_maps(scores, lead, reference.truth, members_MCHW)

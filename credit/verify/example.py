@@ -106,7 +106,7 @@ class ExampleCollector:
                 scores.band_means[key] = self._compute_band_mean(truth), self._compute_band_mean(forecast)
                 scores.zonal_means[key] = zonal_mean(truth), zonal_mean(forecast)
             if channel.name in self._animated_channels and lead in self._frame_leads:
-                scores.animation_frames[key] = self._to_frame(truth), self._to_frame(forecast)
+                scores.animation_frames[key] = self._regrid_to_frame(truth), self._regrid_to_frame(forecast)
 
     def build_evolution(self, scores: PartialScores, num_members: int) -> ExampleEvolution:
         """Return truth and forecast of the example case at all lead times, for the figures.
@@ -124,7 +124,7 @@ class ExampleCollector:
             is_ensemble=num_members > 1,
         )
 
-    def _to_frame(self, field_HW: np.ndarray) -> np.ndarray:
+    def _regrid_to_frame(self, field_HW: np.ndarray) -> np.ndarray:
         """Return a field on the grid of the animation frames, (H', W') float32."""
         field_HW = field_HW.astype(np.float32)
         if self._frame_regridder is None:

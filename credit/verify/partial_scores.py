@@ -1,7 +1,7 @@
 """Share the cases between processes, and join the partial scores of the processes.
 
-Each process scores its share of the cases (`WorkShare`) and stores the scores as `PartialScores`. `gather_scores` joins
-the partial scores of all processes on rank 0.
+Each process scores its share of the cases (`WorkShare`) and stores the scores as `PartialScores`. `score_and_gather`
+joins the partial scores of all processes on rank 0.
 
 Shapes: N cases, F forecasts (without baselines), K total wavenumbers.
 """
@@ -36,7 +36,8 @@ class WorkShare:
     Attributes:
         index: index of this share, from 0 to `num_shares` - 1.
         num_shares: number of shares into which the cases are divided.
-        is_counted: False if the scores of this process are ignored, because another process makes the same forecasts.
+        are_scores_used: False if the scores of this process are ignored, because another process makes the same
+            forecasts.
         is_sharded: True if several ranks make each forecast together, because the weights, the fields or the members
             are distributed over these ranks. The ranks then communicate at every forecast step.
         has_whole_forecasts: False if this process only computes members or parts of the fields, sends them to another
@@ -45,7 +46,7 @@ class WorkShare:
 
     index: int = 0
     num_shares: int = 1
-    is_counted: bool = True
+    are_scores_used: bool = True
     is_sharded: bool = False
     has_whole_forecasts: bool = True
 
@@ -120,7 +121,7 @@ class PartialScores:
         )
 
     def use_as_model(self, name: str, forecasts: Sequence[str]) -> PartialScores:
-        """Return scores in which the forecast `name` is called ``model``; forecasts before it are removed.
+        """Return scores in which the forecast `name` is called ``model``, without the forecasts before it in the list.
 
         The fields of the example are left out, because they belong to the model of the verification.
 
@@ -178,7 +179,7 @@ def _merge_fields(parts: Sequence[PartialScores], attribute: str) -> FieldsByCha
     return merged
 
 
-def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
+def score_and_gather(score_share: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
     """Collective: score the share of every rank; return the joined scores on rank 0 and None on the other ranks.
 
     Args:

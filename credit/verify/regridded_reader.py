@@ -63,7 +63,7 @@ class RegriddedReader:
         if score_grid is not None:
             self.grid = score_grid
             self.masks = _regrid_masks(reader.masks, Regridder(reader.grid, score_grid, "conservative"))
-            regrid = self.regridder_from(reader.channels.time_varying_stored, reader.grid)
+            regrid = self.build_regridding(reader.channels.time_varying_stored, reader.grid)
 
             def read(index: int) -> np.ndarray:
                 return regrid(reader.read(index))
@@ -86,7 +86,7 @@ class RegriddedReader:
         """
         scatter_fields(self.read(index), targets)
 
-    def regridder_from(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
+    def build_regridding(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
 
         The regridding averages over the cells that are not missing. A cell is missing if its value is NaN. For fields

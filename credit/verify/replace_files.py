@@ -15,7 +15,7 @@ from credit.utils.atomic import atomic_write
 
 
 @contextmanager
-def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
+def replace_files(folder: Path, old_patterns: Iterable[str] = ()) -> Iterator[Path]:
     """Context manager that yields a temporary folder for new files, and moves the files into `folder` at the end.
 
     If the ``with`` block raises an error or is interrupted, no file of `folder` changes. After the block, the new files
@@ -27,8 +27,8 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
 
     Args:
         folder: folder that receives the new files; it is created if necessary.
-        remove: glob patterns of old files, relative to `folder`. Old files that match are deleted if the block did not
-            write them again.
+        old_patterns: glob patterns of old files, relative to `folder`. Old files that match are deleted if the block
+            did not write them again.
 
     Yields:
         The temporary folder.
@@ -53,7 +53,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 _rename(temporary_folder / name, folder / name)
         # Files of an earlier run that were not written again are removed last.
-        for pattern in remove:
+        for pattern in old_patterns:
             for path in folder.glob(pattern):
                 if path.relative_to(folder) not in names:
                     with _describe_errors(path):

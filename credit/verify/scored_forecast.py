@@ -74,7 +74,7 @@ class ScoredForecast:
             fields_MCHW[:, channel] = conversion.apply(fields_MCHW[:, channel])
         return self.regrid(fields_MCHW)
 
-    def empty_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
+    def create_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
         """Return new error statistics of this forecast; all values are NaN until errors are added.
 
         Args:

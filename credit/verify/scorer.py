@@ -29,7 +29,7 @@ from credit.grid import LatLonGrid
 from credit.verify.case_scorer import CaseScorer
 from credit.verify.cases import describe_seen_periods, describe_unscored, select_common_cases
 from credit.verify.example import ExampleEvolution
-from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores, WorkShare, gather_scores
+from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores, WorkShare, score_and_gather
 from credit.verify.report.metadata import describe_grid, describe_truth
 from credit.verify.scores.event_scorer import CommonSample
 from credit.verify.statistics.regions import describe_regions
@@ -65,7 +65,7 @@ class Verification:
         num_left_out: number of initial times of the run's forecasts that are not scored.
         figure_channels: names of the channels that figures show.
         figure_leads: lead times of the maps and spectra in minutes.
-        example: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
+        example_time: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
         maps: (figure channel, lead time in minutes) -> (truth, forecast) of the example, each (H, W). For an ensemble,
             the value is (truth, ensemble mean, standard deviation over members).
         evolution: means and animation frames of the example at all lead times.
@@ -83,7 +83,7 @@ class Verification:
     num_left_out: int
     figure_channels: list[str]
     figure_leads: list[int]
-    example: int
+    example_time: int
     maps: FieldsByChannelAndLead
     evolution: ExampleEvolution
     spectra: FieldsByChannelAndLead
@@ -108,10 +108,10 @@ def score_forecasts(
         ConfigError: if the climatology cannot be computed.
     """
     splits = build_splits(config.data, reader.calendar)
-    return score_between(config, reader, archive, splits["train"], splits["test"], share)
+    return score_period(config, reader, archive, splits["train"], splits["test"], share)
 
 
-def score_between(
+def score_period(
     config: Config,
     reader: FieldReader,
     archive: ForecastSource,
@@ -137,7 +137,7 @@ def score_between(
     # Differences between the forecasts, and missing scores, are reported before the long computation begins.
     missing_leads, gaps = describe_unscored(config, archive, reader, leads, test)
     notices = {SEEN_PERIODS: describe_seen_periods(archives, test, reader.calendar), MISSING_LEADS: missing_leads}
-    if share.index == 0 and share.is_counted:
+    if share.index == 0 and share.are_scores_used:
         _log_unscored(archive, channels, [*notices.values(), *gaps])
 
     # Each process scores its share; then the shares are gathered on rank 0, and only rank 0 continues.
@@ -146,8 +146,8 @@ def score_between(
     scorer = CaseScorer(config, reader, archives, channels, train, sample, figure_leads)
     if config.verification.all_pairs:
         _require_all_channels(scorer)
-    example = int(cases[len(cases) // 2])
-    scores = gather_scores(lambda: _score_share(scorer, archive, sample, share, example), share.is_sharded)
+    example_time = int(cases[len(cases) // 2])
+    scores = score_and_gather(lambda: _score_share(scorer, archive, sample, share, example_time), share.is_sharded)
     if scores is None:
         return None
     scorer.events.warn_of_missing_seeps(scores.seeps.get("model"))
@@ -166,9 +166,9 @@ def score_between(
         num_left_out=len(archive.initial_minutes) - len(cases),
         figure_channels=scorer.figure_channels,
         figure_leads=figure_leads,
-        example=example,
+        example_time=example_time,
         maps=scores.maps,
-        evolution=scorer.example.build_evolution(scores, scorer.forecasts["model"].num_members),
+        evolution=scorer.example_collector.build_evolution(scores, scorer.forecasts["model"].num_members),
         spectra=_average_spectra(scores),
     )
 
@@ -212,7 +212,7 @@ def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[li
 
 
 def _score_share(
-    scorer: CaseScorer, archive: ForecastSource, sample: CommonSample, share: WorkShare, example: int
+    scorer: CaseScorer, archive: ForecastSource, sample: CommonSample, share: WorkShare, example_time: int
 ) -> PartialScores | None:
     """Collective: score the share of the cases of this process.
 
@@ -221,7 +221,7 @@ def _score_share(
         archive: forecasts of the run; the source may make them during the scoring.
         sample: cases and lead times that all processes together score.
         share: share of this process.
-        example: initial time in minutes of the case that figures show.
+        example_time: initial time in minutes of the case that figures show.
 
     Returns:
         The partial scores; None if they are ignored, because another process with the same share returns them.
@@ -230,7 +230,7 @@ def _score_share(
     share_groups = select_round_robin(sample.groups, share.index, share.num_shares)
     scores = None
     if share.has_whole_forecasts:
-        scores = scorer.score(share_groups, example)
+        scores = scorer.score(share_groups, example_time)
     else:
         # This process only computes its part of the forecasts, which another process scores.
         for group in share_groups:
@@ -240,7 +240,7 @@ def _score_share(
     largest_share = math.ceil(len(sample.groups) / share.num_shares)
     for _ in range(largest_share - len(share_groups)):
         archive.join_collectives(sample.leads.tolist())
-    if not share.is_counted:
+    if not share.are_scores_used:
         return None
     return scores
 

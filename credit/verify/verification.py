@@ -81,7 +81,7 @@ def verify_forecasts(
     if is_trained_here:
         log = read_training_log(folder / "metrics.jsonl")
     # All files are first written into a temporary folder, so that an error does not change files of an earlier call.
-    with replace_files(folder, remove=_RESULT_PATTERNS) as temporary_folder:
+    with replace_files(folder, old_patterns=_RESULT_PATTERNS) as temporary_folder:
         _write_tables(verification, temporary_folder)
         (temporary_folder / "figures").mkdir()
         figures = _draw_figures(config, verification, reader, log, temporary_folder / "figures")

@@ -30,7 +30,7 @@ from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_parallel_model
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
-from credit.train.build.training import build_step
+from credit.train.build.training import build_training_step
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from tests.gpu.worker import GRID, TRAINING
@@ -87,7 +87,7 @@ def train(overrides: list[str], device: torch.device, mesh: DeviceGrid | None = 
     loss = build_run_loss(config, assets, device)
     optimizer = build_optimizer(model, config.trainer)
     objective = build_objective(config.trainer.objective, build_objective_context(config, assets, stepper, loss))
-    step = build_step(config, objective, optimizer, EMA(model, 0.9), lambda _: config.data.forecast_len, 0)
+    step = build_training_step(config, objective, optimizer, EMA(model, 0.9), lambda _: config.data.forecast_len, 0)
     batches = make_batches(config, assets, device)
     results = [step(batches, number, 1e-3) for number in range(3)]
     losses = torch.stack([result.loss.detach().cpu() for result in results])
@@ -136,7 +136,7 @@ def test_training_step_does_not_wait_for_the_gpu(name: str) -> None:
         build_objective_context(config, assets, stepper, build_run_loss(config, assets, CUDA)),
     )
     optimizer = build_optimizer(model, config.trainer)
-    step = build_step(config, objective, optimizer, EMA(model, 0.9), lambda _: config.data.forecast_len, 0)
+    step = build_training_step(config, objective, optimizer, EMA(model, 0.9), lambda _: config.data.forecast_len, 0)
     batches = iter(list(zip(range(8), make_batches(config, assets, CUDA), strict=False)))
     source = (batch for _, batch in batches)
     step(source, 0, 1e-3)

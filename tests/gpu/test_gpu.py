@@ -131,12 +131,12 @@ def test_the_step_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     def step(source: object, number: int, *_: object) -> SimpleNamespace:
         order.append(f"step {number}")
-        return SimpleNamespace(stop=number)
+        return SimpleNamespace(num_stop_requests=number)
 
     monkeypatch.setattr(trainer, "AsyncHostCopy", Told)
     monkeypatch.setattr(trainer, "learning_rate", lambda *_: 1e-3)
     run, stop = mock.MagicMock(), mock.Mock()
-    run.state, run._is_due.return_value, run._save_seconds.return_value = SimpleNamespace(step=0), False, 0.0
+    run.state, run._is_due.return_value, run._max_save_seconds.return_value = SimpleNamespace(step=0), False, 0.0
     run.parts.total_steps, run.parts.device, run.parts.training_step = 3, torch.device("cuda"), step
     run._conf.log_every, stop.find_reason.return_value = 10, None
     trainer.Trainer._take_steps(run, mock.Mock(), mock.Mock(), mock.Mock(), stop)

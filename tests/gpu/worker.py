@@ -32,13 +32,13 @@ from credit.models.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
-from credit.parallel.reduce import gradient_norm
+from credit.parallel.reduce import reduce_norm_and_flags
 from credit.parallel.state.materialise import allocate_
 from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.model import build_network, build_parallel_model
 from credit.train.build.stepper import build_run_loss, build_stepper, compute_cell_weights
-from credit.train.build.training import build_step
+from credit.train.build.training import build_training_step
 from credit.train.build.validation import build_metrics
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
@@ -121,7 +121,7 @@ def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list
         stepper, loss = build_stepper(config, assets, model, CUDA, autocast), loss.to(CUDA)
         optimizer, average = build_optimizer(model, config.trainer), EMA(model, 0.9)
         objective = build_objective(config.trainer.objective, ObjectiveContext(stepper, loss))
-        step = build_step(config, objective, optimizer, average, lambda _: steps, 0)
+        step = build_training_step(config, objective, optimizer, average, lambda _: steps, 0)
         batches = iter([batch_of(config, assets, steps)] * 8)
         with Watch() as watch:
             result = step(batches, 0, 1e-3)
@@ -204,7 +204,7 @@ def fetch() -> list[str]:
 def offloaded() -> list[str]:
     """Take the norm of gradients in host memory, which must wait for the flags; return where else the host waited."""
     with fake_gpu(), Watch() as watch:
-        norm, sums = gradient_norm([torch.ones(3)], [torch.zeros((), device=CUDA)])
+        norm, sums = reduce_norm_and_flags([torch.ones(3)], [torch.zeros((), device=CUDA)])
     assert norm.device == sums.device == CPU
     assert len(watch.seen) == 1 and watch.seen[0].endswith("fetches ()"), watch.seen
     return []

@@ -1,4 +1,4 @@
-"""Parts of the measurements, one module each, in the order of their worth.
+"""Parts of the measurements, one module for each part; the most important parts come first.
 
 A module has a function `run`, which takes a `Context` and yields a row of the part's table after each case.
 """
@@ -17,8 +17,8 @@ class Part:
 
     Attributes:
         name: name of the module in this folder.
-        share: share of the whole time, from 0 to 1, after which the part begins no further case.
-        question: the question that its table answers.
+        share: fraction of the whole time, from 0 to 1, after which the part begins no further case.
+        question: question that the table of the part answers.
     """
 
     name: str

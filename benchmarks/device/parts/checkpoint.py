@@ -1,4 +1,4 @@
-"""Checkpoints: how long training waits for one, and how much slower its steps are while the file is written."""
+"""Checkpoints: the time for which training waits, and the slowdown of steps while the file is written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def _measure_saves(context: Context, run: Run, synchronous: bool) -> Row:
-    """Return the stall of a save and the steps beside it."""
+    """Return the row of a run: the stall of a save, and the time of steps while a checkpoint is written."""
     accelerator = context.accelerator
     work = TrainingWork(run, accelerator.device)
     undisturbed = _time_single_steps(context, work, 10)
@@ -71,7 +71,7 @@ def _measure_saves(context: Context, run: Run, synchronous: bool) -> Row:
 
 
 def _time_single_steps(context: Context, work: TrainingWork, count: int) -> list[float]:
-    """Return the seconds of some steps, each until the device has finished it."""
+    """Return the seconds of `count` steps; each time ends when the device has finished the step."""
     seconds = []
     for _ in range(2 if context.fast else count):
         start = time.perf_counter()

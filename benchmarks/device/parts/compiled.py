@@ -1,6 +1,6 @@
-"""Compiled blocks and CUDA graphs of small networks: the time until the first step has run, and that of later steps.
+"""Compiled blocks and CUDA graphs of small networks: time of the first step, and time of later steps.
 
-The losses of some steps are compared with those of the same steps without a compiler.
+The losses of some steps are compared with the losses of the same steps without a compiler.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _measure_mode(context: Context, run: Run, mode: str, expected: dict[str, tor
     """
     accelerator = context.accelerator
     skipped_before = _count_skipped_graphs()
-    work = TrainingWork(run.change("", f"trainer.compile={mode}"), accelerator.device)
+    work = TrainingWork(run.with_overrides("", f"trainer.compile={mode}"), accelerator.device)
     accelerator.reset_peak()
     start = time.perf_counter()
     losses = [work.step().cpu()]
@@ -76,7 +76,7 @@ def _measure_mode(context: Context, run: Run, mode: str, expected: dict[str, tor
 
 
 def _count_skipped_graphs() -> int:
-    """Return the number of compiled functions for which torch gave up CUDA graphs in this process."""
+    """Return the number of compiled functions in this process for which torch did not use CUDA graphs."""
     from torch._dynamo.utils import counters
 
     return counters["inductor"]["cudagraph_skips"]

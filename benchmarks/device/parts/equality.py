@@ -1,7 +1,7 @@
 """Equality to the CPU: outputs, losses, gradients and forecasts of all networks, ensembles, lower precision.
 
-The CPU computes with its own kernels in float32, the device with those that the dispatch chooses there. With the CPU as
-the device, it computes with the formulations of a GPU instead.
+The CPU computes with its kernels in float32, and the device with the kernels that the dispatch chooses for it. If the
+device is the CPU, it computes with the formulations of a GPU instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORECAST_STEPS = 4
 
 
 def run(context: Context) -> Iterator[Row]:
-    """Yield the differences of each case, and whether they are within the tolerance."""
+    """Yield the row of each case: its differences from the CPU, and True if they are within the tolerance."""
     yield from context.measure_cases(_list_cases(context))
 
 
@@ -41,7 +41,7 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
     small_batch = "trainer.train_batch_size=2"
     exact_runs = {}
     for name in NETWORKS:
-        exact_runs[name] = quickstart(name, context.fast).in_precision("float32").change("", small_batch)
+        exact_runs[name] = quickstart(name, context.fast).in_precision("float32").with_overrides("", small_batch)
     names = context.select(NETWORKS)
     for name in names:
         yield f"training, {name}", partial(_compare_training, context, exact_runs[name])
@@ -49,25 +49,25 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
         yield f"forecast, {name}", partial(_compare_forecast, context, exact_runs[name])
     for noise in context.select(NOISES):
         for order in context.select((ONE_BY_ONE, AT_ONCE)):
-            ensemble_run = exact_runs["wxformer"].change(noise, *ENSEMBLE, *NOISES[noise], order)
+            ensemble_run = exact_runs["wxformer"].with_overrides(noise, *ENSEMBLE, *NOISES[noise], order)
             yield f"ensemble, {noise} noise, {order}", partial(_compare_training, context, ensemble_run)
     recomputed = ("data.forecast_len=2", "trainer.activation_checkpoint=true", "trainer.grad_accum_every=2")
-    rollout_run = exact_runs["wxformer"].change("rollout", *recomputed)
+    rollout_run = exact_runs["wxformer"].with_overrides("rollout", *recomputed)
     yield "training, rollout of 2, recomputed", partial(_compare_training, context, rollout_run)
     for precision in context.select(("bfloat16", "tf32")):
         for name in names:
-            low_run = quickstart(name, context.fast).in_precision(precision).change("", small_batch)
+            low_run = quickstart(name, context.fast).in_precision(precision).with_overrides("", small_batch)
             yield f"{precision} and float32, {name}", partial(_compare_precision, context, low_run, exact_runs[name])
 
 
-def _device_path(context: Context) -> AbstractContextManager[None]:
-    """Return the context in which the device computes: on a CPU, the one that takes the formulations of a GPU."""
+def _use_device_formulations(context: Context) -> AbstractContextManager[None]:
+    """Return the context in which the device computes; on a CPU, it selects the formulations of a GPU."""
     return nullcontext() if context.accelerator.is_gpu else force_gpu_path()
 
 
 def _compare_training(context: Context, run: Run) -> Row:
-    """Return the differences between device and CPU of a micro-step, and of the losses of some optimizer steps."""
-    with _device_path(context):
+    """Return the row of the differences between device and CPU: a micro-step, and the losses of optimizer steps."""
+    with _use_device_formulations(context):
         actual = _measure_training(run, context.accelerator.device)
     expected = _measure_training(run, _CPU)
     return _describe_training(actual, expected, _FLOAT32_LOSS, _FLOAT32_FIELDS)
@@ -75,7 +75,7 @@ def _compare_training(context: Context, run: Run) -> Row:
 
 def _compare_precision(context: Context, low_run: Run, exact_run: Run) -> Row:
     """Return the differences between lower precision and float32 on the device."""
-    with _device_path(context):
+    with _use_device_formulations(context):
         actual = _measure_training(low_run, context.accelerator.device)
         expected = _measure_training(exact_run, context.accelerator.device)
     return _describe_training(actual, expected, _LOW_LOSS, _LOW_FIELDS)
@@ -103,7 +103,7 @@ def _measure_training(run: Run, device: torch.device) -> _TrainingResult:
 def _describe_training(
     actual: _TrainingResult, expected: _TrainingResult, loss_tolerance: float, field_tolerance: float
 ) -> Row:
-    """Return the row of a comparison; the losses after updates may differ by ten times the tolerance of the loss."""
+    """Return the row of a comparison; after optimizer steps, losses may differ by ten times the tolerance."""
     gradient, worst, worst_name = compare_gradients(actual[2], expected[2])
     row: Row = {
         "output": relative_difference(actual[0], expected[0]),
@@ -125,9 +125,9 @@ def _describe_training(
 
 
 def _compare_forecast(context: Context, run: Run) -> Row:
-    """Return the difference between device and CPU of a forecast of some steps."""
-    batch = run.change("", "inference.batch_size=2")
-    with _device_path(context):
+    """Return the row of the difference between a forecast on the device and on the CPU."""
+    batch = run.with_overrides("", "inference.batch_size=2")
+    with _use_device_formulations(context):
         actual = ForecastWork.build(batch, context.accelerator.device).rollout(_FORECAST_STEPS)
     expected = ForecastWork.build(batch, _CPU).rollout(_FORECAST_STEPS)
     difference = relative_difference(actual, expected)

@@ -1,4 +1,4 @@
-"""Forecast steps, decoded to physical units: time, memory and kernels by precision, and of a whole rollout."""
+"""Forecast steps with output in physical units: time, memory and kernels by precision, and time of a whole rollout."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A whole training step as one CUDA graph: the time that is left if the host starts a step with a single call.
+"""A whole training step as one CUDA graph: the time of a step that the host starts with a single call.
 
-`trainer.compile: reduce-overhead` replays the blocks as graphs, and starts what lies between them one by one. This part
-shows what a graph of the whole step would bring beyond that. Only its time is of use: the learning rate and the step
-number are fixed in the graph.
+`trainer.compile: reduce-overhead` replays the blocks as graphs, and starts the kernels between the blocks one by one.
+This part shows the additional gain of a graph of the whole step. The graph cannot be used for training, because the
+learning rate and the step number are fixed in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def measure_graph(context: Context, run: Run) -> Row:
-    """Return the time of a step and of its replay, and whether the replay takes the loss down as the step does."""
+    """Return the row of a run: time of a step, time of its replay, and True if the replay reduces the loss."""
     accelerator = context.accelerator
     if not accelerator.is_gpu:
         return {"note": "a CPU has no CUDA graphs"}

@@ -1,9 +1,9 @@
-"""The kernels of `credit/models/kernels/`: what the dispatch chooses on the device, whether it is right, and faster.
+"""Kernels of `credit/models/kernels/`: the dispatch's choice on the device, its correctness and its speed.
 
-Each kernel is measured in a whole step, once as the dispatch chooses and once with the other formulation: with the
-plain one where the kernel is chosen, else with the kernel. Both alternate. The ratio is that of the other formulation
-to the chosen one, so a ratio below 1 says that the choice is wrong there. The time of the device decides, because most
-of these steps wait for the host.
+Each kernel is measured in a whole step, alternately with the choice of the dispatch and with the other formulation. If
+the dispatch chooses the kernel, the other formulation is plain torch; otherwise it is the kernel. The ratio is the cost
+of the other formulation divided by the cost of the choice, so a ratio below 1 means that the choice is wrong. The ratio
+of device times decides, because most of these steps wait for the host.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _compare_forecast(context: Context, build: Callable[[], ForecastWork], kerne
 
 
 def _start_row(is_chosen: bool) -> Row:
-    """Return the first cells of a row."""
+    """Return a new row with the cell that contains the choice of the dispatch."""
     return {"chosen": "kernel" if is_chosen else "plain"}
 
 
@@ -113,7 +113,7 @@ def _is_chosen(kernel: Kernel, device: torch.device, amp: bool) -> bool:
 
 @contextmanager
 def _replace_choice(kernel: Kernel, is_chosen: bool) -> Iterator[None]:
-    """Context in which the formulation that the dispatch does not choose computes."""
+    """Context in which a kernel computes with the formulation that the dispatch does not choose."""
     if is_chosen:
         with use_plain_formulations(kernel):
             yield
@@ -131,7 +131,7 @@ def _replace_choice(kernel: Kernel, is_chosen: bool) -> Iterator[None]:
 def _compare_cost(
     context: Context, step: Callable[[], Tensor], other: Callable[[], AbstractContextManager[None]]
 ) -> Row:
-    """Return time, time of the device and memory of a step, and their ratios with the other formulation."""
+    """Return total time, device time and memory of a step, and the ratios to a step with the other formulation."""
     accelerator = context.accelerator
 
     def take_other_step() -> Tensor:

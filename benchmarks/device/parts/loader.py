@@ -1,4 +1,4 @@
-"""The loader: samples from a training store on this machine to the device, with several numbers of threads."""
+"""Loader: rate of samples from a training store on this machine to the device, by number of threads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.device.cases import CONFIGS
 from benchmarks.device.context import Context
 from benchmarks.device.parts import Row
 from credit.config import Config, load_config
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
 from credit.data.splits import find_initial_times
 from credit.data.store.preprocess import write_training_store
-from credit.train.build.open_data import open_fields
+from credit.train.build.open_data import open_data_and_splits
 from credit.train.prefetch import DevicePrefetcher
 
 _THREADS = (1, 4, 8)
@@ -41,7 +41,7 @@ def run(context: Context) -> Iterator[Row]:
 
 
 def _load_loader_config(folder: Path, fast: bool) -> Config:
-    """Return the quickstart with a store at 1 degree of some days of the sample data; `fast` keeps their grid."""
+    """Return the quickstart config with some days of the sample data at 1 degree; `fast` keeps their original grid."""
     last_day = _FAST_DAYS if fast else _DAYS
     valid_and_test = "valid: [2000-02-10, 2000-02-10], test: [2000-03-10, 2000-03-10]"
     splits = f"{{train: [2000-01-01, 2000-01-{last_day:02}], {valid_and_test}}}"
@@ -53,12 +53,12 @@ def _load_loader_config(folder: Path, fast: bool) -> Config:
 
 
 def _measure_loader(context: Context, config: Config, num_threads: int) -> Row:
-    """Return samples and GB a second with a number of threads, from the page cache to the device."""
+    """Return samples per second and GB/s with a number of threads, from the page cache to the device."""
     device = context.accelerator.device
-    reader, splits = open_fields(config)
+    reader, splits = open_data_and_splits(config)
     data = config.data
     initial_times = find_initial_times(reader.times, splits["train"], data.step_minutes, 1, 1)
-    dataset = ForecastDataset(FrameReader(reader, data, None), initial_times, data.step_minutes, 1, 1)
+    dataset = SampleDataset(FrameReader(reader, data, None), initial_times, data.step_minutes, 1, 1)
     num_batches = 4 if context.fast else 60
     order = []
     for batch in range(num_batches):

@@ -1,6 +1,6 @@
-"""The device itself: its description, the rates of its matrix products, its memory, its copies and its launches.
+"""Device: its description, and its rates of matrix products, memory access, copies and kernel launches.
 
-The rates of matrix products are the peaks that the MFU of the other parts refers to.
+The other parts use the rates of matrix products as the peak rates of their MFU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RATES = {
 
 
 def run(context: Context) -> Iterator[Row]:
-    """Yield the properties of the device, and its rates beside those of its data sheet."""
+    """Yield rows with the properties of the device, and with its measured rates next to the rates of its data sheet."""
     accelerator = context.accelerator
     description = accelerator.describe()
     for name, value in description.items():
@@ -52,7 +52,7 @@ def run(context: Context) -> Iterator[Row]:
 
 
 def _measure_copies(context: Context, megabytes: int) -> Iterator[Row]:
-    """Yield the rates of copies from the host, from ordinary and, on a GPU, from pinned memory."""
+    """Yield the rates of copies from the host: from ordinary memory and, on a GPU, from pinned memory."""
     accelerator = context.accelerator
     host = torch.ones(megabytes * 2**16)
     on_device = torch.empty_like(host, device=accelerator.device)

@@ -1,6 +1,6 @@
-"""Memory of training steps: the peaks that the part `steps` has measured, beside the figures of `credit plan`.
+"""Memory of training steps: the peaks that the part `steps` has measured, compared with the estimates of `credit plan`.
 
-Plans take seconds of the host, and the device waits meanwhile, so they come after what needs the device.
+Planning takes seconds on the host while the device waits, so this part follows the parts that need the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.device.work import plan_device_bytes
 
 
 def run(context: Context) -> Iterator[Row]:
-    """Yield the row of each run that the part `steps` has measured; without a GPU it has no peak."""
+    """Yield the row of each run that the part `steps` has measured; without a GPU, the row has no peak."""
     yield from context.measure_cases(_list_cases(context))
 
 
@@ -33,6 +33,6 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def _compare_memory(run: Run, peak_gb: float | None) -> Row:
-    """Return the row of a run."""
+    """Return the row that compares the measured peak of a run with its plan."""
     plan_gb = plan_device_bytes(run) / 1e9
     return {"peak GB": peak_gb, "plan GB": plan_gb, "peak / plan": None if peak_gb is None else peak_gb / plan_gb}

@@ -1,4 +1,4 @@
-"""A training step of the published package's network beside ours, on the grid of the 1 degree starter."""
+"""Training step of the published package's network and of our network, on the grid of the 1 degree starter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def _measure_published(context: Context, precision: str) -> Row:
-    """Return the row of the published network, measured in a process in which `credit` is that package."""
+    """Return the row of the published network, measured in a process that imports the published package as `credit`."""
     script = _BENCHMARKS / "device" / "published_step.py"
     arguments = [context.accelerator.device.type, precision]
     environment = {**os.environ, "PYTHONPATH": f"{context.reference}:{_BENCHMARKS}"}

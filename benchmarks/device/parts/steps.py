@@ -1,7 +1,7 @@
-"""Training steps: time, MFU, memory, kernels, and the share of the time in which the device is idle.
+"""Training steps: time, MFU, memory, kernels, and the fraction of the time in which the device is idle.
 
-MFU is the share of the rate of large matrix products in the same precision, as the part `machine` measures it. A step
-is bound by launches if the device is idle for most of it: the host then starts kernels more slowly than they run.
+MFU is the rate of operations divided by the rate of large matrix products in the same precision, which the part
+`machine` measures. If the device is idle for most of a step, the host starts kernels more slowly than they run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.device.work import TrainingWork
 
 
 def run(context: Context) -> Iterator[Row]:
-    """Yield the row of each run, the most important ones first."""
+    """Yield the row of each run; the most important runs come first."""
     yield from context.measure_cases(_list_cases(context))
 
 
@@ -40,24 +40,24 @@ def _list_cases(context: Context) -> Iterator[tuple[str, Callable[[], Row]]]:
 
 
 def list_runs(context: Context) -> list[Run]:
-    """Return the runs in the order of their worth."""
+    """Return the runs to measure; the most important runs come first."""
     if context.run is not None:
         runs = [context.run.in_precision(precision) for precision in PRECISIONS]
-        return [*runs, runs[-1].change("checkpointed", "trainer.activation_checkpoint=true")]
+        return [*runs, runs[-1].with_overrides("checkpointed", "trainer.activation_checkpoint=true")]
     fast = context.fast
     starter = build_starter(fast)
     small = quickstart("wxformer", fast)
-    ensemble = small.in_precision("bfloat16").change("ensemble", *ENSEMBLE, *NOISES["global"])
+    ensemble = small.in_precision("bfloat16").with_overrides("ensemble", *ENSEMBLE, *NOISES["global"])
     runs = [small.in_precision("bfloat16"), starter.in_precision("bfloat16"), starter.in_precision("tf32")]
-    runs.append(starter.in_precision("bfloat16").change("checkpointed", "trainer.activation_checkpoint=true"))
+    runs.append(starter.in_precision("bfloat16").with_overrides("checkpointed", "trainer.activation_checkpoint=true"))
     if not fast:
         large = quarter_degree().in_precision("bfloat16")
-        runs.append(large.change("checkpointed", "trainer.activation_checkpoint=true"))
-        runs.append(large.change("all kept", "trainer.activation_checkpoint=false"))
+        runs.append(large.with_overrides("checkpointed", "trainer.activation_checkpoint=true"))
+        runs.append(large.with_overrides("all kept", "trainer.activation_checkpoint=false"))
     runs += [quickstart(name, fast).in_precision("bfloat16") for name in NETWORKS if name != "wxformer"]
     runs += [small.in_precision("tf32"), small.in_precision("float32"), starter.in_precision("float32")]
-    runs += [ensemble.change("one by one", ONE_BY_ONE), ensemble.change("at once", AT_ONCE)]
-    runs.append(starter.in_precision("bfloat16").change("selective", "trainer.activation_checkpoint=selective"))
+    runs += [ensemble.with_overrides("one by one", ONE_BY_ONE), ensemble.with_overrides("at once", AT_ONCE)]
+    runs.append(starter.in_precision("bfloat16").with_overrides("selective", "trainer.activation_checkpoint=selective"))
     return runs
 
 
@@ -80,10 +80,10 @@ def measure_speed(accelerator: Accelerator, step: Callable[[], object], samples:
     """Return time, memory and kernels of a step.
 
     Args:
-        accelerator: the device; its peak of memory counts from its last reset.
+        accelerator: the device; the reported peak of memory is the peak since its last reset.
         step: function that takes a step of `samples` samples.
         samples: number of samples.
-        seconds: time of the measurement; 0 for as few steps as possible.
+        seconds: time of the measurement in seconds; 0 to measure as few steps as possible.
     """
     timing = time_steps(accelerator, step, seconds, rounds=5 if seconds else 2, warm_up=3 if seconds else 1)
     peak_bytes = accelerator.peak_bytes()

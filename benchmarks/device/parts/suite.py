@@ -1,4 +1,4 @@
-"""The tests in `tests/gpu`, which compare a GPU with the CPU and look for places where a step waits for it."""
+"""Tests in `tests/gpu`, which compare a GPU with the CPU and check that steps do not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPOSITORY = Path(__file__).parents[3]
 
 
 def run(context: Context) -> Iterator[Row]:
-    """Yield a row for each test that failed, and one with the number of tests."""
+    """Yield a row for each failed test, and a row with the number of tests."""
     timeout = max(5.0, context.deadline - time.monotonic())
     # Compilation takes too long here; the part `compiled` compares its losses.
     options = ["-q", "-m", "not slow", "-p", "no:cacheprovider"]

@@ -67,7 +67,7 @@ def read_channels(dataset: xr.Dataset, channels: Sequence[LeveledVariable]) -> n
     return np.stack(arrays, axis=1)
 
 
-def name_channel(model: Model, variable: Variable, level: float | None, names: Mapping[str, str]) -> str:
+def find_earth2studio_name(model: Model, variable: Variable, level: float | None, names: Mapping[str, str]) -> str:
     """Return the name of a channel in earth2studio, such as ``z500``.
 
     Args:

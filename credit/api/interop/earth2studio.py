@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from credit.api.arguments import Duration
-from credit.api.interop.channel_fields import LeveledVariable, build_state, name_channel, read_channels
+from credit.api.interop.channel_fields import LeveledVariable, build_state, find_earth2studio_name, read_channels
 from credit.api.loading import load
 from credit.api.model import Model
 from credit.errors import ConfigError
@@ -73,9 +73,9 @@ class PrognosticModel:
             is_prognostic = variable.group == "prognostic"
             for level in variable.levels or (None,):
                 if is_prognostic or (variable.group == "dynamic_forcing" and variable.source == "data"):
-                    self._inputs[name_channel(model, variable, level, names or {})] = (variable, level)
+                    self._inputs[find_earth2studio_name(model, variable, level, names or {})] = (variable, level)
                 if is_prognostic or variable.group == "diagnostic":
-                    self._outputs[name_channel(model, variable, level, names or {})] = (variable, level)
+                    self._outputs[find_earth2studio_name(model, variable, level, names or {})] = (variable, level)
 
     @classmethod
     def load(

@@ -68,7 +68,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.config.load import build_config, read_config
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
-    from credit.utils.installation import find_conflicts
+    from credit.utils.installation import describe_conflicts
 
     if arguments.world_size is not None and arguments.world_size < 1:
         raise ConfigError(f"--world-size: {arguments.world_size} must be at least 1")
@@ -81,15 +81,15 @@ def run_command(arguments: argparse.Namespace) -> int:
     report = CheckReport(_print_note) if show_notes else CheckReport()
     document: dict[str, Any] = {}
     # Jobs may import a different package with the same import name, such as miles-credit, in place of this package.
-    for conflict in find_conflicts():
+    for conflict in describe_conflicts():
         report.add_warning(conflict)
-    with report.collect_log():
+    with report.collect_logged_warnings():
         try:
             document = read_config(arguments.config, arguments.overrides)
             config = build_config(document, origin=arguments.config)
         except ConfigError as error:
             report.add(str(error))
-            _check_data_alone(document, report)
+            _check_data_section_only(document, report)
         else:
             check_config(config, report, arguments.world_size, arguments.deep)
     if arguments.json:
@@ -152,7 +152,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     check_disk_space(config, data, dry_run, forecast_bytes, num_steps, report)
 
 
-def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
+def _check_data_section_only(document: Mapping[str, Any], report: CheckReport) -> None:
     """Check only the data section, for a config that cannot be built. The report already contains the config's errors.
 
     Args:
@@ -201,8 +201,8 @@ def _try_training_step(
         assets = build_placeholder_assets(config, data.grid, data.attributes, data.masks)
         dry_run = try_step(config, assets)
         report.add_note(
-            f"model: {config.model.type}, {dry_run.parameters:,} parameters, {dry_run.trained_parameters:,} of them "
-            f"trained, {len(data.channels.input)} input channels, {len(data.channels.output)} output channels"
+            f"model: {config.model.type}, {dry_run.num_parameters:,} parameters, {dry_run.num_trained_parameters:,} "
+            f"of them trained, {len(data.channels.input)} input channels, {len(data.channels.output)} output channels"
         )
         if dry_run.skip_reason:
             report.add_note(f"model: a step could not be tried without values ({dry_run.skip_reason})")

@@ -15,7 +15,7 @@ from credit.cli.check.store import check_store
 from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
-from credit.data.formats.unit_checks import find_implausible_units
+from credit.data.formats.unit_checks import describe_implausible_variables
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.contributions import Contribution, list_contributions
@@ -92,12 +92,12 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
             return None
         grid = source_index.grid
         calendar = source_index.calendar
-        times = _find_longest_times(source_index)
+        times = _find_most_complete_times(source_index)
         _report_contributions(list_contributions(conf, source_index), conf, calendar, report)
     splits = _build_splits(conf, calendar, report)
     samples = {}
     if len(times):
-        samples = _count_samples(conf, calendar, times, splits, report)
+        samples = _find_samples(conf, calendar, times, splits, report)
     if reader is not None:
         _check_values(conf, reader, splits, samples, report)
     return DataSummary(
@@ -181,7 +181,7 @@ def _report_contributions(
         report.add_note(contribution.describe(conf, calendar))
 
 
-def _find_longest_times(source_index: SourceIndex) -> np.ndarray:
+def _find_most_complete_times(source_index: SourceIndex) -> np.ndarray:
     """Return the times of the variable that has the most times, for sources that have errors.
 
     The times are (N,) int64 minutes in ascending order. The result is empty if a file could not be read, because the
@@ -209,9 +209,9 @@ def _find_longest_times(source_index: SourceIndex) -> np.ndarray:
     # The variable with the most times is the most likely to have no errors.
     longest_times = np.empty(0, dtype=np.int64)
     for files_of_variable in variables:
-        times_of_files = [file.times for file in files_of_variable if file.times is not None]
-        if times_of_files:
-            times = np.unique(np.concatenate(times_of_files))
+        find_indices_covering_files = [file.times for file in files_of_variable if file.times is not None]
+        if find_indices_covering_files:
+            times = np.unique(np.concatenate(find_indices_covering_files))
             if len(times) > len(longest_times):
                 longest_times = times
     return longest_times
@@ -225,7 +225,7 @@ def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> 
     return splits
 
 
-def _count_samples(
+def _find_samples(
     conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], report: CheckReport
 ) -> dict[str, np.ndarray]:
     """Return the samples of each split, and report their number and the gaps between the times.
@@ -241,7 +241,7 @@ def _count_samples(
         Split name -> (M,) initial times of its samples in minutes. Splits without samples are left out.
     """
     samples = {}
-    forecast_lengths = _forecast_lengths(conf)
+    forecast_lengths = _count_steps_by_split(conf)
     for name, split in splits.items():
         # Collect the error of each split separately, so that the errors of all splits are reported.
         with report.collect():
@@ -257,7 +257,7 @@ def _count_samples(
     return samples
 
 
-def _forecast_lengths(conf: DataConfig) -> dict[str, int]:
+def _count_steps_by_split(conf: DataConfig) -> dict[str, int]:
     """Return a dict of split name -> number of forecast steps in a sample of the split.
 
     In the test split, every time from which a forecast of one step is possible is treated as a sample.
@@ -305,10 +305,12 @@ def _check_values(
             report.add(f"{bad_times[0]} ({share}; this is the first)")
     # The samples are not read after an error, because each of them would report the same bad values again.
     if not bad_times:
-        _read_samples(conf, reader, samples, report)
+        _check_sample_values(conf, reader, samples, report)
 
 
-def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport) -> None:
+def _check_sample_values(
+    conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport
+) -> None:
     """Read some samples of each split and report problems with their values.
 
     Read the fields at the initial times of the first, the middle and the last sample, and the forcing at the last input
@@ -323,7 +325,7 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
     if not samples:
         with report.collect():
             reader.read(0)
-    forecast_lengths = _forecast_lengths(conf)
+    forecast_lengths = _count_steps_by_split(conf)
     # Smallest and largest value of each channel: one (C,) array for each time of the training period that is read.
     minima: list[np.ndarray] = []
     maxima: list[np.ndarray] = []
@@ -339,7 +341,7 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
                 if not minima and not isinstance(reader, SourceReader):
                     # Early versions of the package wrote stores without checking the values.
                     time_text = reader.calendar.format(minutes)
-                    for message in find_implausible_units(fields_CHW, reader, conf, time_text):
+                    for message in describe_implausible_variables(fields_CHW, reader, conf, time_text):
                         report.add(message)
                 minima.append(np.nanmin(fields_CHW, axis=(1, 2)))
                 maxima.append(np.nanmax(fields_CHW, axis=(1, 2)))

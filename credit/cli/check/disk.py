@@ -13,7 +13,7 @@ from pathlib import Path
 from credit.cli.check.data import DataSummary
 from credit.cli.check.report import CheckReport
 from credit.config import Config
-from credit.data.climatology.blocks import estimate_bytes
+from credit.data.climatology.blocks import estimate_fit_bytes
 from credit.data.climatology.fit import plan_fit
 from credit.data.climatology.stored import describe_mismatch
 from credit.data.sources.source_reader import SourceReader
@@ -177,7 +177,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
             "preprocess"
         )
         return
-    times_per_read = reader.count_times_at_once(config.preprocess.held_bytes)
+    times_per_read = reader.count_times_at_once(config.preprocess.memory_limit_bytes)
     # If the memory is too small for a chunk, its times are read in several parts, and each part unpacks the whole
     # chunk.
     if times_per_read < times_per_chunk:
@@ -199,7 +199,7 @@ def _compute_store_bytes(config: Config, data: DataSummary) -> int:
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
     stored_times = select_times_in_splits(data.reader, data.splits)
-    _, stored_shape = config.preprocess.blocks.divide(data.reader.grid.shape)
+    _, stored_shape = config.preprocess.blocks.find_block_and_padded_shape(data.reader.grid.shape)
     complete_bytes = estimate_store_bytes(data.reader, len(stored_times), stored_shape)
     return max(0, complete_bytes - _compute_folder_bytes(Path(config.data.store)))
 
@@ -223,7 +223,7 @@ def _compute_climatology_bytes(config: Config, data: DataSummary, report: CheckR
     except ConfigError:
         # The checks of the scores report the same error.
         return 0
-    disk_bytes, memory_bytes = estimate_bytes(fit, num_channels, data.grid.shape)
+    disk_bytes, memory_bytes = estimate_fit_bytes(fit, num_channels, data.grid.shape)
     if config.preprocess.climatology:
         report.add_note(
             f"climatology: credit preprocess will fit it, with at most {disk_bytes / 2**30:.2f} GiB in the store and "

@@ -13,10 +13,10 @@ from credit.config import Config
 from credit.config.batch_division import divide_global_batch
 from credit.data.samples.loader import ResumableSampler
 from credit.errors import ConfigError
-from credit.hpc.cluster import load_cluster, require_section
+from credit.hpc.cluster import load_cluster, require_matching_scheduler
 from credit.hpc.job import Job, JobRequest, build_job
 from credit.hpc.script import render_script
-from credit.parallel.blocks.cuda_graphs import require_one_rank
+from credit.parallel.blocks.cuda_graphs import require_one_rank_for_cuda_graphs
 from credit.parallel.elastic.spare_ranks import choose_num_ranks, count_smallest_mesh_ranks
 from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 from credit.parallel.process_info import read_process_info
@@ -47,7 +47,7 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
     job = None
     with report.collect():
         cluster = load_cluster(section.cluster)
-        require_section(cluster, section)
+        require_matching_scheduler(cluster, section)
         folder = Path(config.save_loc)
         request = JobRequest("train", config.experiment, folder, config=folder / "config.yml")
         job = build_job(request, cluster, section)
@@ -80,7 +80,7 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
             else:
                 world_size = count_smallest_mesh_ranks(parallelism)
         degrees = plan_degrees(parallelism, world_size)
-        require_one_rank(config.trainer, degrees.world)
+        require_one_rank_for_cuda_graphs(config.trainer, degrees.world)
         report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks a different number)")
     return degrees
 

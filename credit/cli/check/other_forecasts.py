@@ -67,15 +67,15 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
                     f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, "
                     "which these forecasts do not contain"
                 )
-        leads, cases = _compare_times({"model": planned, name: archive}, data, report)
+        leads, cases = _find_common_times({"model": planned, name: archive}, data, report)
         # Read the first forecast that would be scored, to find missing values and damaged files.
         if len(leads) and len(cases):
             with report.collect():
-                _read_forecast(name, archive, data, int(cases[0]), int(leads[0]))
+                _require_complete_forecast(name, archive, data, int(cases[0]), int(leads[0]))
         if len(report.messages) == num_errors_before:
             comparable[name] = archive
     if len(comparable) > 1:
-        leads, cases = _compare_times(comparable, data, report)
+        leads, cases = _find_common_times(comparable, data, report)
         names = ", ".join(name for name in comparable if name != "model")
         report.add_note(
             f"verification.other_forecasts: {names}: scored are what all forecasts have, "
@@ -83,7 +83,7 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
         )
 
 
-def _compare_times(
+def _find_common_times(
     archives: dict[str, PlannedForecasts | ForecastArchive], data: DataSummary, report: CheckReport
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times and the initial times that are in all archives.
@@ -109,10 +109,10 @@ def _compare_times(
     return leads, cases
 
 
-def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initial: int, lead: int) -> None:
-    """Read one lead time of one forecast and check that no value is missing, except in masked cells.
+def _require_complete_forecast(name: str, archive: ForecastArchive, data: DataSummary, initial: int, lead: int) -> None:
+    """Raise a DataError unless one lead time of a forecast can be read and has values in all cells that are not masked.
 
-    Compare the missing values with the masks only if the forecast is on the grid of the data.
+    The values are checked only if the forecast is on the grid of the data.
 
     Args:
         name: name of the forecasts in the config.

@@ -50,7 +50,7 @@ class CheckReport(ErrorCollector):
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Return a context manager that adds a `CreditError` of its block to the report; other errors are raised."""
+        """Return a context manager that adds a `CreditError` in its block to the report; other errors end the check."""
         try:
             with super().collect():
                 yield
@@ -58,7 +58,7 @@ class CheckReport(ErrorCollector):
             self.add(str(error))
 
     @contextmanager
-    def collect_log(self) -> Iterator[None]:
+    def collect_logged_warnings(self) -> Iterator[None]:
         """Return a context manager that adds warnings logged in its block to this report."""
         logger = logging.getLogger("credit")
         handler = _WarningHandler(self)

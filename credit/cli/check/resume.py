@@ -15,20 +15,20 @@ from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import DryRunResult, build_placeholder_assets
 from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function, require_same_run
+from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_network_function, require_same_run
 from credit.train.checkpoint.external_weights import (
     adapt_assets_to_weights,
     describe_added_tensors,
-    find_added_tensors,
+    initialise_missing_noise,
     read_exported_meta,
     read_state_file,
 )
-from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state
+from credit.train.checkpoint.resume import choose_checkpoint, find_weights_file, load_run_state
 from credit.train.checkpoint.trained_fields import (
     adapt_weights,
     add_grid_advice,
     describe_adaptation,
-    find_adapted_names,
+    find_tensors_to_adapt,
 )
 
 
@@ -58,10 +58,10 @@ def check_resume(
             config = config.model_copy(update={"model": config.model.resolve(data.grid.shape)})
         # The run would start from a checkpoint, from weights of a different run or program, or from random weights.
         path = choose_checkpoint(config, folder)
-        starts_anew = config.trainer.resume == "never"
-        _report_damaged_checkpoints(folder / "checkpoints", path, starts_anew, report)
+        starts_from_step_0 = config.trainer.resume == "never"
+        _report_damaged_checkpoints(folder / "checkpoints", path, starts_from_step_0, report)
         base = choose_base_checkpoint(config, path)
-        weights = find_initial_weights(config, path)
+        weights = find_weights_file(config, path)
         if weights is not None:
             _check_initial_weights(config, data, dry_run, weights, report)
         if path is None:
@@ -79,14 +79,14 @@ def check_resume(
             else:
                 trained_channels = ChannelMap.from_dict(meta["channels"])
                 extendable_keys = list_extendable_keys(config, trained_channels)
-                require_same_function(config, meta["config"], path, extendable_keys=extendable_keys)
+                require_same_network_function(config, meta["config"], path, extendable_keys=extendable_keys)
             return config, first_step
 
         def build_dummy_assets() -> ModelAssets:
             return build_placeholder_assets(config, data.grid, data.attributes, data.masks)
 
         config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run, build_dummy_assets)
-        _require_unseen_test_period(config, data, assets, path, report)
+        _report_seen_test_period(config, data, assets, path, report)
 
         if dry_run is not None:
             _check_tensors(config, dry_run, path, continues_run, report)
@@ -113,7 +113,7 @@ def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_
     else:
         meta = checkpoint.load_meta(path)
         stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
-        adapted_names = find_adapted_names(dry_run.model, meta)
+        adapted_names = find_tensors_to_adapt(dry_run.model, meta)
         stored = checkpoint.load_tensors(path, "forecast", adapted_names)
         for name, value in adapt_weights(dry_run.model, stored, meta).items():
             stored_shapes[name] = value.shape
@@ -121,7 +121,7 @@ def _check_tensors(config: Config, dry_run: DryRunResult, path: Path, continues_
         if adaptation:
             report.add_note(f"weights: {adaptation}")
         state = base_state_dict(dry_run.model, stored_shapes.keys())
-        added_values = find_added_tensors(dry_run.model, stored_shapes.keys(), config.seed)
+        added_values = initialise_missing_noise(dry_run.model, stored_shapes.keys(), config.seed)
         if added_values:
             report.add_note(f"weights: {describe_added_tensors(stored_shapes.keys(), added_values.keys())}")
         with add_grid_advice(dry_run.model, meta):
@@ -148,7 +148,7 @@ def _check_initial_weights(
     if data is not None:
         assets = build_placeholder_assets(config, data.grid, data.attributes, data.masks)
         adapted_assets = adapt_assets_to_weights(config, assets, data, path)
-        _require_unseen_test_period(config, data, adapted_assets, path, report)
+        _report_seen_test_period(config, data, adapted_assets, path, report)
     if dry_run is not None:
         # Tensors that are not in the file, such as the tensors of noise layers, keep their initial values.
         state = read_state_file(path)
@@ -159,7 +159,7 @@ def _check_initial_weights(
             if adaptation:
                 report.add_note(f"weights: {adaptation}")
         shapes = {name: value.shape for name, value in state.items()}
-        added_values = find_added_tensors(dry_run.model, shapes.keys(), config.seed)
+        added_values = initialise_missing_noise(dry_run.model, shapes.keys(), config.seed)
         added_shapes = {name: value.shape for name, value in added_values.items()}
         all_shapes = {**shapes, **added_shapes}
         checkpoint.require_same_tensors(dry_run.model.state_dict(), all_shapes, path)
@@ -168,7 +168,7 @@ def _check_initial_weights(
             report.add_note(f"weights: {describe_added_tensors(shapes.keys(), added_values.keys())}")
 
 
-def _require_unseen_test_period(
+def _report_seen_test_period(
     config: Config, data: DataSummary, assets: ModelAssets, path: Path, report: CheckReport
 ) -> None:
     """Report an error if the test period overlaps with the times on which the weights in `path` were trained.
@@ -186,7 +186,7 @@ def _require_unseen_test_period(
 
 
 def _report_damaged_checkpoints(
-    folder: Path, start_checkpoint: Path | None, starts_anew: bool, report: CheckReport
+    folder: Path, start_checkpoint: Path | None, starts_from_step_0: bool, report: CheckReport
 ) -> None:
     """Report damaged checkpoints in the run folder. The run would skip them, or rename them if it starts from step 0.
 
@@ -194,15 +194,15 @@ def _report_damaged_checkpoints(
         folder: the folder ``checkpoints`` of this run.
         start_checkpoint: checkpoint of this or a different run from which the run would continue; None if there is no
             such checkpoint.
-        starts_anew: True if ``trainer.resume: never`` is set.
-        report: receives errors; warnings if `starts_anew`.
+        starts_from_step_0: True if ``trainer.resume: never`` is set.
+        report: receives errors; warnings if `starts_from_step_0`.
     """
     is_in_folder = start_checkpoint is not None and start_checkpoint.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):
         # The run uses the newest intact checkpoint, so every newer checkpoint is damaged.
         if is_in_folder and checkpoint.parse_step(path) <= checkpoint.parse_step(start_checkpoint):
             continue
-        if starts_anew:
+        if starts_from_step_0:
             report.add_warning(
                 f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, "
                 "and training starts from step 0"

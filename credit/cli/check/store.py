@@ -31,7 +31,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     require_same_identity(path, meta, conf)
     changes = find_source_changes(conf, meta)
     if changes.changed:
-        report.add(f"data.store: {path}: {changes.describe_changed()}; {REDO_CHANGED_ADVICE}")
+        report.add(f"data.store: {path}: {changes.describe_changed_files()}; {REDO_CHANGED_ADVICE}")
     if changes.new:
         report.add_note(
             f"store: {len(changes.new)} source files are newer than the store, the first is {changes.new[0]}"

@@ -61,7 +61,7 @@ class InterruptGuard:
             self._is_installed = False
 
     def silence_threads(self) -> None:
-        """Mark the command as interrupted and suppress messages about unfinished work of other threads."""
+        """Set `interrupted`, and suppress the messages of other threads about their unfinished work."""
         self.interrupted = True
         for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -72,7 +72,10 @@ class InterruptGuard:
         raise KeyboardInterrupt
 
     def _handle_unraisable(self, unraisable: Any) -> None:
-        """Repeat a KeyboardInterrupt that was raised while Python ran a destructor or a callback of C code."""
+        """Raise a KeyboardInterrupt again in the main thread if Python lost it in a destructor or a callback of C code.
+
+        Other errors of destructors and callbacks are printed, unless the command was interrupted.
+        """
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # An exception raised in this hook would be lost again, so a timer raises it after the hook has returned.
             timer = threading.Timer(_RETRY_SECONDS, _thread.interrupt_main)

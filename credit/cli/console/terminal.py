@@ -25,7 +25,7 @@ _MIN_WIDTH = 40
 
 
 def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--quiet``; `credit.cli.main` acts on it before the command runs."""
+    """Add ``--quiet``; `credit.cli.main` reads this option before the command runs."""
     parser.add_argument(
         "--quiet", action="store_true", help="print only results, warnings and errors: no progress bars and no notices"
     )

@@ -46,13 +46,13 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.cli.doctor.sections import DiagnosticContext, render_report
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
-    from credit.utils.installation import find_conflicts
+    from credit.utils.installation import describe_conflicts
 
     # Under a launcher, only rank 0 writes the report. The report also contains errors in the launcher's environment.
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
-    for conflict in find_conflicts():
+    for conflict in describe_conflicts():
         print(f"credit doctor: {conflict}", file=sys.stderr)
     context = DiagnosticContext.from_config(arguments.config, arguments.overrides, os.environ)
     text = render_report(context)

@@ -35,7 +35,7 @@ from credit.parallel.mesh import DeviceGrid, plan_degrees
 from credit.parallel.process_info import read_process_info
 from credit.train.checkpoint import checkpoint
 from credit.train.monitor.run_files import read_last_lines, read_last_metrics
-from credit.utils.installation import describe_installation, find_conflicts
+from credit.utils.installation import describe_conflicts, describe_installation
 
 # Packages whose versions are listed.
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
@@ -131,7 +131,7 @@ def _describe_report(context: DiagnosticContext, secrets: set[str]) -> str:
 
 def _describe_installation(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return the folder and the distribution of the package, and conflicts with other distributions."""
-    conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
+    conflicts = [f"CONFLICT: {conflict}" for conflict in describe_conflicts()]
     return "\n".join([describe_installation(), *conflicts])
 
 
@@ -249,7 +249,7 @@ def _describe_checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return the last rows of metrics.jsonl with training steps, and the last row with a validation."""
     rows = read_last_metrics(_require_folder(context))
     # Rows with the key "valid" contain a validation, rows with the key "early" a preview.
@@ -262,7 +262,7 @@ def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return the last error in the logs, with the lines after the error. Newer logs are searched first."""
     for path in _list_logs(context):
         lines = read_last_lines(path)
@@ -276,7 +276,7 @@ def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
     return "none in the logs"
 
 
-def _show_log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return the last lines of the newest logs."""
     log_tails = []
     for path in _list_logs(context)[:_MAX_LOGS]:
@@ -324,7 +324,7 @@ SECTIONS: dict[str, Callable[[DiagnosticContext, set[str]], str]] = {
     "config": _describe_config,
     "run": _describe_run_folder,
     "checkpoints": _describe_checkpoints,
-    "metrics": _show_last_metrics,
-    "last error": _show_last_error,
-    "logs": _show_log_tails,
+    "metrics": _describe_last_metrics,
+    "last error": _describe_last_error,
+    "logs": _describe_log_tails,
 }

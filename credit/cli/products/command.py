@@ -85,17 +85,17 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     # Only the config of a run has a section `data`.
     is_run = "data" in read_yaml(arguments.config)
-    open_forecasts = _open_run if is_run else _open_files
+    open_forecasts = _read_request_of_run if is_run else _read_request_of_file
     request = open_forecasts(arguments.config, arguments.overrides)
     forecasts = describe_archive(request.archive)
     products = plan_products(request.sections, forecasts, request.key, request.land_HW)
-    times = _select_times(request.archive, arguments.initial_time)
+    times = _select_initial_times(request.archive, arguments.initial_time)
     count = make_products(products, request.archive, forecasts, request.folder, times, arguments.overwrite)
     print(f"{count.num_made} products written, {count.num_current} already existed: {request.folder}")
     return 0
 
 
-def _open_run(path: str, overrides: list[str]) -> _ProductRequest:
+def _read_request_of_run(path: str, overrides: list[str]) -> _ProductRequest:
     """Return the forecasts of a run and the products that its config lists.
 
     Raises:
@@ -117,7 +117,7 @@ def _open_run(path: str, overrides: list[str]) -> _ProductRequest:
     return _ProductRequest(archive, config.inference.products, "inference.products", products_folder, land_HW)
 
 
-def _open_files(path: str, overrides: list[str]) -> _ProductRequest:
+def _read_request_of_file(path: str, overrides: list[str]) -> _ProductRequest:
     """Return the forecasts and products that a file names, without the config of a run.
 
     Raises:
@@ -148,7 +148,7 @@ def _open_files(path: str, overrides: list[str]) -> _ProductRequest:
     return _ProductRequest(archive, conf.products, "products", folder, land_HW)
 
 
-def _select_times(archive: ForecastArchive, texts: list[str] | None) -> list[int]:
+def _select_initial_times(archive: ForecastArchive, texts: list[str] | None) -> list[int]:
     """Return the initial times in minutes of the forecasts whose products are made.
 
     Raises:

@@ -63,11 +63,11 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.parallel.process_info import read_process_info
     from credit.realtime.clock import Clock
     from credit.realtime.cycles import parse_cycle
-    from credit.realtime.fetch.records import require_section
+    from credit.realtime.fetch.records import require_realtime_section
     from credit.realtime.workflow import RealtimeWorkflow
 
     config = load_config(arguments.config, arguments.overrides)
-    realtime = require_section(config)
+    realtime = require_realtime_section(config)
     num_ranks = read_process_info().world
     if num_ranks > 1:
         raise ConfigError(f"credit realtime uses one process, but {num_ranks} were started; use srun --ntasks=1")

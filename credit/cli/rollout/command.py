@@ -234,10 +234,10 @@ def build_shared_forecast_function(
     make_forecasts = build_forecast_function(
         config.inference.ensemble, forecaster.stepper, inputs, spec, forecaster.config.model, forecaster.path
     )
-    return _share_forecasts(make_forecasts, forecaster, mesh, is_step_used, sends_outputs)
+    return _add_output_gathering(make_forecasts, forecaster, mesh, is_step_used, sends_outputs)
 
 
-def _share_forecasts(
+def _add_output_gathering(
     make_forecasts: ForecastFunction,
     forecaster: Forecaster,
     mesh: DeviceGrid,
@@ -368,7 +368,7 @@ def _open_writer(
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import ForecastInputs, build_initial_state_checksum
     from credit.forecast.store_part import StorePart
-    from credit.train.build.forecaster import describe_run
+    from credit.train.build.forecaster import build_run_attributes
 
     inference = config.inference
     part = None
@@ -395,6 +395,6 @@ def _open_writer(
         initial_times,
         options,
         members=None if inference.ensemble is None else inference.ensemble.members,
-        global_attributes=describe_run(forecaster) | diagnostics.global_attributes,
+        global_attributes=build_run_attributes(forecaster) | diagnostics.global_attributes,
         initial_state_checksum=build_initial_state_checksum(inputs, lags),
     )

@@ -21,7 +21,7 @@ from credit.utils.progress import ProgressBar
 
 
 def writes_shared_store(config: Config, mesh: DeviceGrid) -> bool:
-    """Return True if each rank writes its members and its part of the fields; only a zarr store allows this."""
+    """Return True if several ranks write parts of one forecast into a zarr store, which other formats do not allow."""
     shares_starts = mesh.degrees.ensemble > 1 or mesh.degrees.domain > 1
     return config.inference.format == "zarr" and shares_starts
 
@@ -62,21 +62,24 @@ def make_forecast_rounds(
     output_writer = background if is_writing_rank else None
     # Only the main rank shows a progress bar, and only on a terminal.
     hidden = None if process_info.is_main else True
-    with ProgressBar(total=work.num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
+    with ProgressBar(total=work.num_forecasts, desc="forecasting", unit="start", disable=hidden) as bar:
         for batch_round in work.rounds:
-            _make_round(forecast_batch, batch_round, longest_lead, step_minutes, output_writer)
+            _make_forecasts_of_round(forecast_batch, batch_round, longest_lead, step_minutes, output_writer)
             if every_rank_writes:
-                _complete_round(batch_round, writer, background, mesh)
-            bar.update(batch_round.num_starts)
+                _mark_round_complete(batch_round, writer, background, mesh)
+            bar.update(batch_round.num_forecasts)
         # In padding rounds, this rank only takes part in the collectives of ranks that have more batches.
         for batch_round in work.padding_rounds:
-            _make_round(forecast_batch, batch_round, longest_lead, step_minutes, None)
+            _make_forecasts_of_round(forecast_batch, batch_round, longest_lead, step_minutes, None)
 
 
-def _complete_round(
+def _mark_round_complete(
     batch_round: BatchRound, writer: ForecastWriter, background: BackgroundWriter, mesh: DeviceGrid
 ) -> None:
-    """Collective over the ranks that make forecasts together: mark the forecasts completed in this round.
+    """Collective over the ranks that make forecasts together: mark the forecasts that this round completes.
+
+    A forecast is marked in the zarr store as complete after all ranks have written their members and their parts of the
+    fields.
 
     Args:
         batch_round: round that all of these ranks have computed.
@@ -88,7 +91,7 @@ def _complete_round(
         CreditError: on all of these ranks, if one rank could not write.
     """
     if not batch_round.completed_times:
-        _run_on_forecast_ranks(background.check, mesh)
+        _run_on_forecast_ranks(background.raise_pending_error, mesh)
         return
     # A forecast is complete when all ranks have written their members and parts.
     _run_on_forecast_ranks(background.flush, mesh)
@@ -115,7 +118,7 @@ def _run_on_forecast_ranks(function: Callable[[], None], mesh: DeviceGrid) -> No
     function()
 
 
-def _make_round(
+def _make_forecasts_of_round(
     forecast_batch: ForecastFunction,
     batch_round: BatchRound,
     longest_lead: int,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from credit.config.sections.inference import InferenceConfig
-from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
+from credit.forecast.distribution import group_initial_times, select_items_of_job, select_round_robin
 from credit.forecast.ensemble.perturbations import compute_member_lag
 from credit.forecast.rollout import ForecastStart, build_start_batches
 from credit.forecast.shared_forecasts import build_padding_batches
@@ -38,7 +38,7 @@ class BatchRound:
     completed_times: list[int]
 
     @property
-    def num_starts(self) -> int:
+    def num_forecasts(self) -> int:
         """Number of forecasts that are written."""
         return sum(map(len, self.batches[: self.num_written]))
 
@@ -61,9 +61,9 @@ class RankWork:
     padding_rounds: list[BatchRound]
 
     @property
-    def num_starts(self) -> int:
+    def num_forecasts(self) -> int:
         """Number of forecasts that are written."""
-        return sum(batch_round.num_starts for batch_round in self.rounds)
+        return sum(batch_round.num_forecasts for batch_round in self.rounds)
 
 
 def shard_initial_times(
@@ -87,7 +87,7 @@ def shard_initial_times(
     members = 1 if inference.ensemble is None else inference.ensemble.members
     groups = group_initial_times(initial_times, members, inference.batch_size)
     if part:
-        groups = select_part(groups, part)
+        groups = select_items_of_job(groups, part)
     if mesh.degrees.world == 1:
         rank = process_info.rank
         num_ranks = process_info.world

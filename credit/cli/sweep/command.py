@@ -94,7 +94,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     with open_sweep(request) as sweep:
         if arguments.submit:
             # The scheduler runs the jobs after the end of this command.
-            return _submit(sweep, arguments)
+            return _submit_trials(sweep, arguments)
         if arguments.dry_run:
             _print_results(sweep, arguments.json)
             return 0
@@ -106,7 +106,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             for failure in failures:
                 print(failure)
             print(f"sweep.csv  {csv_path}")
-        return 1 if sweep.pending() else 0
+        return 1 if sweep.list_pending() else 0
 
 
 def _require_consistent(arguments: argparse.Namespace) -> None:
@@ -140,24 +140,24 @@ def _require_consistent(arguments: argparse.Namespace) -> None:
 
 def _choose_trials(arguments: argparse.Namespace) -> list[tuple[str, ...]]:
     """Return the overrides of each trial of the grid or the random search."""
-    from credit.compare.sweep.search import list_grid, parse_ranges, sample_trials
+    from credit.compare.sweep.search import list_grid_combinations, parse_ranges, sample_trials
 
     if arguments.random is None:
-        return list_grid(arguments.grid)
+        return list_grid_combinations(arguments.grid)
     return sample_trials(parse_ranges(arguments.ranges), arguments.random, arguments.search_seed)
 
 
-def _submit(sweep: Sweep, arguments: argparse.Namespace) -> int:
+def _submit_trials(sweep: Sweep, arguments: argparse.Namespace) -> int:
     """Submit an array of jobs for the unfinished trials, unless an array is active; return the exit status 0."""
     from credit.hpc.submit import find_active_jobs, render_preview, submit_job
 
-    pending = [trial.name for trial in sweep.pending()]
+    pending = [trial.name for trial in sweep.list_pending()]
     job = _build_job(sweep, pending, arguments)
     if arguments.dry_run:
         print(render_preview(job), end="")
         return 0
     _print_results(sweep, as_json=False)
-    for result in sweep.collect():
+    for result in sweep.read_results():
         if result.state == "failed":
             print(f"{result.trial.name} failed: {result.reason}")
     print(f"sweep.csv  {sweep.write_csv()}")
@@ -211,14 +211,14 @@ def _build_job(sweep: Sweep, trials: Sequence[str], arguments: argparse.Namespac
 
 def _print_results(sweep: Sweep, as_json: bool) -> None:
     """Print the results of all trials in the folder."""
-    from credit.compare.sweep.results import list_keys
+    from credit.compare.sweep.results import list_changed_keys
 
-    results = sweep.collect()
+    results = sweep.read_results()
     monitor = sweep.base.trainer.monitor
     if as_json:
         print_json([result.to_dict(monitor) for result in results])
         return
-    keys = list_keys(results)
+    keys = list_changed_keys(results)
     rows = [_build_row(result, keys) for result in results]
     header = ["trial", *keys, monitor, "at step", "step", "state"]
     print(format_table(header, rows, right_aligned=[monitor, "at step", "step"]))

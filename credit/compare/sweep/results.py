@@ -78,7 +78,7 @@ def read_results(folder: Path, trials: Sequence[Trial]) -> list[TrialResult]:
     return sorted(results, key=lambda result: (result.best is None, result.best or 0.0, result.trial.name))
 
 
-def list_keys(results: Sequence[TrialResult]) -> list[str]:
+def list_changed_keys(results: Sequence[TrialResult]) -> list[str]:
     """Return the dotted config keys that the trials change, in the order of their first occurrence."""
     return list(dict.fromkeys(key for result in results for key in result.trial.values))
 
@@ -91,7 +91,7 @@ def write_csv(path: Path, results: Sequence[TrialResult], monitor: str) -> None:
         results: results of the trials, in the order of the rows.
         monitor: name of the monitored metric; it becomes the title of the column with the best values.
     """
-    keys = list_keys(results)
+    keys = list_changed_keys(results)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", *keys, monitor, "best_step", "step", "state", "reason"])

@@ -51,8 +51,8 @@ class RandomRange:
         return repr(min(max(float(f"{number:.4g}"), low), high))
 
 
-def list_grid(texts: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the overrides of all combinations of the values of a grid; the last key varies fastest.
+def list_grid_combinations(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the overrides of all combinations of the values of a search grid; the last key varies fastest.
 
     Args:
         texts: ``section.key=value,value`` for each key; the values are parsed as YAML.

@@ -70,7 +70,7 @@ class TrialRecord:
         self.base = build_config(self._raw, config_path)
         base_path = folder / "configs" / "base.yml"
         if base_path.exists():
-            self._require_same_base(base_path)
+            self._reject_or_forget_changed_base(base_path)
 
     def save(self) -> None:
         """Write the record of the trials and the config that all trials share.
@@ -95,7 +95,7 @@ class TrialRecord:
         except (ValueError, KeyError, TypeError) as error:
             raise CreditError(f"{path}: is damaged ({error}); restore it, or choose another folder with -o") from error
 
-    def _require_same_base(self, base_path: Path) -> None:
+    def _reject_or_forget_changed_base(self, base_path: Path) -> None:
         """Raise a ConfigError if the config was changed and a trial has begun.
 
         If the config was changed and no trial has begun, forget the earlier trials, because they may change as well.
@@ -113,7 +113,7 @@ class TrialRecord:
             )
         self.trials = []
 
-    def add(self, overrides_of_trials: Sequence[tuple[str, ...]]) -> list[Trial]:
+    def add_trials(self, overrides_of_trials: Sequence[tuple[str, ...]]) -> list[Trial]:
         """Add trials unless the sweep already has a trial with the same overrides, and validate their configs.
 
         Args:

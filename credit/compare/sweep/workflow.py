@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from credit.compare.execution import Executor, Part, divide_host, exit_on_sigterm
+from credit.compare.execution import ComparisonPart, Executor, divide_host_into_slots, exit_on_sigterm
 from credit.compare.sweep.results import TrialResult, read_results, write_csv
 from credit.compare.sweep.trials import Trial, TrialRecord
 from credit.errors import CreditError
@@ -49,10 +49,10 @@ class Sweep:
         # The path is absolute, because processes and jobs may have a different working directory.
         self.folder = request.folder.resolve()
         self._record = TrialRecord(self.folder, request.config, request.overrides)
-        self._trials = self._record.add(request.trials)
+        self._trials = self._record.add_trials(request.trials)
         self.base = self._record.base
 
-    def pending(self) -> list[Trial]:
+    def list_pending(self) -> list[Trial]:
         """Return the trials of this call that are not done."""
         return [trial for trial in self._trials if not self._is_done(trial)]
 
@@ -67,7 +67,7 @@ class Sweep:
             Trial -> path of its config file.
         """
         self._record.save()
-        return {trial: self._record.write_config(trial) for trial in self.pending()}
+        return {trial: self._record.write_config(trial) for trial in self.list_pending()}
 
     def train(self, jobs: int, ranks: int) -> list[str]:
         """Train the pending trials on this host, and return a sentence for each trial that failed.
@@ -81,12 +81,12 @@ class Sweep:
         Raises:
             ConfigError: if the host has GPUs, but fewer than all processes need.
         """
-        executor = Executor(self.folder, divide_host(jobs, ranks))
+        executor = Executor(self.folder, divide_host_into_slots(jobs, ranks))
         parts = {}
         for trial, config_path in self.write_configs().items():
             logger.info("%s: %s", trial.name, " ".join(trial.overrides))
             run_folder = self.folder / trial.name
-            parts[trial] = Part(
+            parts[trial] = ComparisonPart(
                 f"train {trial.name}", "train", config_path, (), run_folder / "summary.json", trial.overrides, ranks
             )
         for trial, has_ended_well in zip(parts, executor.run_all(list(parts.values())), strict=True):
@@ -96,14 +96,14 @@ class Sweep:
                 executor.mark_failed(parts[trial], f"STATUS is {status}; the same command continues the training run")
         return executor.list_failures()
 
-    def collect(self) -> list[TrialResult]:
+    def read_results(self) -> list[TrialResult]:
         """Return the results of all trials in the folder, the best trial first."""
         return read_results(self.folder, self._record.trials)
 
     def write_csv(self) -> Path:
         """Write the results of all trials to ``sweep.csv``, and return its path."""
         path = self.folder / "sweep.csv"
-        write_csv(path, self.collect(), self.base.trainer.monitor)
+        write_csv(path, self.read_results(), self.base.trainer.monitor)
         return path
 
 

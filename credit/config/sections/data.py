@@ -54,7 +54,7 @@ class BlocksConfig(StrictModel):
     lat: int = Field(1, ge=1, description="Number of blocks of latitude rows.")
     lon: int = Field(1, ge=1, description="Number of blocks of longitude columns.")
 
-    def divide(self, grid_shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    def find_block_and_padded_shape(self, grid_shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the rows and columns of one block, and the total rows and columns of all blocks.
 
         All blocks have the same shape, so the last blocks may extend beyond the grid. A grid with too few rows or
@@ -114,7 +114,7 @@ class PreprocessConfig(StrictModel):
     )
 
     @property
-    def held_bytes(self) -> int:
+    def memory_limit_bytes(self) -> int:
         """Memory for the fields that a process reads at once (`memory_gib`), in bytes."""
         return int(self.memory_gib * 2**30)
 
@@ -324,7 +324,7 @@ class DataConfig(StrictModel):
         )
 
     @property
-    def has_vertical(self) -> bool:
+    def has_vertical_interpolation(self) -> bool:
         """True if a source is interpolated vertically to the run's levels."""
         return any(source.vertical is not None for source in self.sources)
 

@@ -76,7 +76,7 @@ class ParallelismConfig(DomainSection):
         return max(self.tensor, self.replicate, self.ensemble, self.num_domain_ranks) > 1
 
     @model_validator(mode="after")
-    def _require_sequence_fits(self) -> ParallelismConfig:
+    def _require_compatible_sequence_parallelism(self) -> ParallelismConfig:
         """Raise ValueError if sequence parallelism is combined with incompatible keys."""
         if not self.sequence_parallel:
             return self

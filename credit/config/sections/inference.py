@@ -92,7 +92,7 @@ class InitialPerturbationSection(StrictModel):
         return {}
 
     def describe(self) -> str:
-        """Return text for the attributes of forecast files; different perturbations must have different texts."""
+        """Return a string for the attributes of forecast files; different perturbations must have different strings."""
         return f"{self.kind} perturbations of {self.amplitude:g} deviations of change"
 
 
@@ -102,7 +102,7 @@ class TendencyPerturbationSection(StrictModel):
     kind: str
 
     def describe(self) -> str:
-        """Return text for the attributes of forecast files; different perturbations must have different texts."""
+        """Return a string for the attributes of forecast files; different perturbations must have different strings."""
         return f"{self.kind} perturbations of the tendencies"
 
 

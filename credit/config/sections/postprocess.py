@@ -99,8 +99,7 @@ def replace_entries(
     """Replace all post-processes of some kinds with other post-processes.
 
     All replacements of a kind are put at the position of the first entry of that kind. A kind that is not in `entries`
-    is
-    added: a built-in kind before the first entry that must follow it (`BUILT_IN_ORDER`), any other kind at the end.
+    is added: a built-in kind before the first entry that must follow it (`BUILT_IN_ORDER`), any other kind at the end.
 
     Args:
         entries: config key -> post-process, in order.

@@ -29,7 +29,7 @@ class RegionConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _require_box(self) -> RegionConfig:
+    def _require_valid_box(self) -> RegionConfig:
         """Raise ValueError if an edge is outside the globe or south is above north."""
         south, north = self.lat
         if not -90 <= south <= north <= 90:
@@ -139,7 +139,7 @@ class ClimatologyConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _require_file(self) -> ClimatologyConfig:
+    def _require_fitting_path(self) -> ClimatologyConfig:
         """Raise ValueError if the method ``file`` has no `path`, or another method has `path` or options of a file."""
         if (self.method == "file") != (self.path is not None):
             raise ValueError("method: file and path must be set together")
@@ -227,7 +227,7 @@ class VerificationConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _require_band(self) -> VerificationConfig:
+    def _require_valid_band(self) -> VerificationConfig:
         """Raise ValueError if the latitude band is outside the globe or south is not below north."""
         south, north = self.hovmoeller_band
         if not -90 <= south < north <= 90:
@@ -275,7 +275,7 @@ class VerificationConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _require_event_names(self) -> VerificationConfig:
+    def _require_valid_event_names(self) -> VerificationConfig:
         """Raise ValueError if the name of an event has characters that names of scores must not contain."""
         for name in self.events:
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):

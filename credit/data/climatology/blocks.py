@@ -61,7 +61,7 @@ def count_channels_per_chunk(num_channels: int, cells: int) -> int:
     return max(1, min(num_channels, CHUNK_BYTES // (4 * cells)))
 
 
-def estimate_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
+def estimate_fit_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
     """Estimate the disk space and the memory that the fit of a climatology needs.
 
     Args:
@@ -108,7 +108,7 @@ def is_block_written(path: Path, fields: zarr.Array, block: Block) -> bool:
         block: the block, which consists of complete chunks.
     """
     for file in list_chunk_files(path, fields, block):
-        fault = find_size_fault(str(file), plain_bytes=None, has_checksum=True)
+        fault = find_size_fault(str(file), uncompressed_bytes=None, has_checksum=True)
         if fault is not None:
             return False
     return True

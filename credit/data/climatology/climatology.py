@@ -67,17 +67,17 @@ class LazyWeightedSum:
 
     Attributes:
         weights: (K,) float32 weights of the fields.
-        parts: K fields (C, H, W) float32 to add.
+        fields: K fields (C, H, W) float32 to add.
         shape: shape of the sum, (C, H, W).
         dtype: data type of the sum, float32.
         ndim: number of dimensions, 3.
     """
 
-    def __init__(self, weights: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+    def __init__(self, weights: np.ndarray, fields: Sequence[np.ndarray]) -> None:
         self.weights = weights
-        self.parts = parts
-        self.shape = parts[0].shape
-        self.dtype = parts[0].dtype
+        self.fields = fields
+        self.shape = fields[0].shape
+        self.dtype = fields[0].dtype
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
@@ -89,11 +89,11 @@ class LazyWeightedSum:
         """
         # A selection of channels is also lazy.
         if isinstance(key, slice | list):
-            return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
+            return LazyWeightedSum(self.weights, [addend[key] for addend in self.fields])
         # The first product creates a new array, to which the other products are added in place.
-        total = self.weights[0] * self.parts[0][key]
-        for weight, part in zip(self.weights[1:], self.parts[1:], strict=True):
-            total += weight * part[key]
+        total = self.weights[0] * self.fields[0][key]
+        for weight, addend in zip(self.weights[1:], self.fields[1:], strict=True):
+            total += weight * addend[key]
         return total
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
@@ -113,7 +113,7 @@ class LazyWeightedSum:
         def evaluate_channel(channel: int) -> None:
             fields_CHW[channel] = self[channel]
 
-        cells_per_channel = len(self.parts) * fields_CHW[0].size
+        cells_per_channel = len(self.fields) * fields_CHW[0].size
         thread_map(evaluate_channel, len(fields_CHW), cells_per_channel)
         if dtype is None:
             return fields_CHW

@@ -115,8 +115,8 @@ class _FileVariable:
     Attributes:
         variable: xarray variable, whose values are read lazily.
         dims: names of the dimensions for level (if the variable has levels), latitude and longitude, in this order.
-        level_rows: increasing indices in the file of the levels to read; None for a variable without levels.
-        channel_rows: indices in the channels of the climatology, one for each level that is read.
+        level_indices: increasing indices in the file of the levels to read; None for a variable without levels.
+        channel_indices: indices in the channels of the climatology, one for each level that is read.
         grid: grid of the file.
         axis_order: reordering of rows and columns of the file into the order of `grid`.
         conversion: conversion to the units of the data; None if the file has these units, or if units are unknown.
@@ -124,8 +124,8 @@ class _FileVariable:
 
     variable: xr.Variable
     dims: tuple[str, ...]
-    level_rows: np.ndarray | None
-    channel_rows: list[int]
+    level_indices: np.ndarray | None
+    channel_indices: list[int]
     grid: LatLonGrid
     axis_order: AxisOrder
     conversion: Conversion | None
@@ -144,12 +144,12 @@ class _FileVariable:
         index: dict[str, object] = {_DAY: day}
         if _HOUR in self.variable.dims:
             index[_HOUR] = hour
-        if self.level_rows is not None:
-            index[self.dims[0]] = self.level_rows
+        if self.level_indices is not None:
+            index[self.dims[0]] = self.level_indices
         # A slice keeps the dimension of the days, which is the first; an index drops it.
         day_dims = [_DAY] if isinstance(day, slice) else []
         values = self.variable.isel(index).transpose(*day_dims, *self.dims).values
-        if self.level_rows is None:
+        if self.level_indices is None:
             # A variable without levels has one channel.
             values = values[..., None, :, :]
         values = self.axis_order.apply(values)
@@ -222,12 +222,12 @@ class _ClimatologyFile:
             return np.empty(0, dtype=np.int64)
         return np.rint(hours * 60.0).astype(np.int64)
 
-    def find_variable(self, name: str, rows: list[int], channels: Sequence[Channel]) -> _FileVariable:
+    def find_variable(self, name: str, channel_indices: list[int], channels: Sequence[Channel]) -> _FileVariable:
         """Find a variable in the file, and the levels of the variable that the channels need.
 
         Args:
             name: name of the variable in the run.
-            rows: indices in `channels` of the channels of this variable.
+            channel_indices: indices in `channels` of the channels of this variable.
             channels: all channels of the climatology.
 
         Raises:
@@ -242,17 +242,17 @@ class _ClimatologyFile:
                 f"the coordinate in hours of the day, UTC: dataset.assign_coords({_HOUR}=[0, 6, 12, 18]) of xarray"
             )
         # Find the levels in the file. Both or none of the channel and the variable in the file must have levels.
-        levels = [channels[row].level for row in rows]
-        level_rows = None
+        levels = [channels[index].level for index in channel_indices]
+        level_indices = None
         if "level" in dims and levels[0] is not None:
-            coordinate = self._coordinates.of_dim[dims["level"]][1]
+            coordinate = self._coordinates.role_and_name_by_dim[dims["level"]][1]
             level_units = self._data.level_units
             levels_in_file = read_level_values(self._dataset.variables[coordinate], coordinate, level_units, self._path)
-            level_rows = np.asarray(match_levels(levels_in_file, levels, name, level_units, self._path))
+            level_indices = np.asarray(match_levels(levels_in_file, levels, name, level_units, self._path))
             # netCDF reads only increasing indices, so the channels are sorted in the order of levels in the file.
-            order = np.argsort(level_rows)
-            rows = [rows[number] for number in order]
-            level_rows = level_rows[order]
+            order = np.argsort(level_indices)
+            channel_indices = [channel_indices[number] for number in order]
+            level_indices = level_indices[order]
         elif "level" in dims:
             raise DataError(
                 f"{self._path}: {name_in_file} has levels, but {name} has none; name a different variable in "
@@ -260,15 +260,15 @@ class _ClimatologyFile:
             )
         elif levels[0] is not None:
             raise DataError(
-                f"{self._path}: {name_in_file} has no levels, but {channels[rows[0]].name} is on a level; name a "
-                f"different variable in {_KEY}.rename"
+                f"{self._path}: {name_in_file} has no levels, but {channels[channel_indices[0]].name} is on a level; "
+                f"name a different variable in {_KEY}.rename"
             )
         grid, axis_order = self._coordinates.build_grid(dims["lat"], dims["lon"], self._path)
         return _FileVariable(
             variable=variable,
             dims=tuple(dims[role] for role in ("level", "lat", "lon") if role in dims),
-            level_rows=level_rows,
-            channel_rows=rows,
+            level_indices=level_indices,
+            channel_indices=channel_indices,
             grid=grid,
             axis_order=axis_order,
             conversion=self._find_conversion(name, name_in_file),
@@ -282,12 +282,12 @@ class _ClimatologyFile:
                 dimensions is unknown.
         """
         # Days and hours are found by name. All other dimensions are found by role, which is the first entry of a value
-        # of `of_dim`.
+        # of `role_and_name_by_dim`.
         variable = self._dataset.variables[name_in_file]
         dims: dict[str, str] = {}
         unknown_dims = []
         for dim in variable.dims:
-            role = self._coordinates.of_dim.get(dim, (None,))[0]
+            role = self._coordinates.role_and_name_by_dim.get(dim, (None,))[0]
             if role is not None:
                 dims[role] = dim
             if role in (None, "time") and dim not in (_DAY, _HOUR):
@@ -371,7 +371,7 @@ def _open_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
         fields = np.empty((*leading_shape, *shape_per_day), dtype=np.float32)
         try:
             for variable in variables:
-                fields[..., variable.channel_rows, :, :] = variable.read(hour, day)
+                fields[..., variable.channel_indices, :, :] = variable.read(hour, day)
         except (OSError, RuntimeError, ValueError) as error:
             raise DataError(f"{path}: cannot be read ({error}); copy it again") from error
         return fields

@@ -74,17 +74,17 @@ class ClimatologyPlan:
         """(T, K): number of times of the day (at least 1), and number of harmonics or parts of the year."""
         return self.divisors.shape[0], self.divisors.shape[1]
 
-    def evaluate_weights(self, rows: np.ndarray, parts: slice = _ALL) -> np.ndarray:
+    def evaluate_weights(self, time_indices: np.ndarray, parts: slice = _ALL) -> np.ndarray:
         """Return the weights of M times in the sums of P parts of the year (or harmonics), (M, P) float64.
 
         Args:
-            rows: (M,) indices of the times in the N times of the plan.
+            time_indices: (M,) indices of the times in the N times of the plan.
             parts: slice that selects P of the K harmonics or parts of the year.
         """
         count = self.shape[1]
         if self.kind == "harmonic":
-            return evaluate_harmonics(self.fractions[rows], count)[:, parts]
-        since_centre = self.fractions[rows] - np.array(self.centres)[self.day_time_index[rows]]
+            return evaluate_harmonics(self.fractions[time_indices], count)[:, parts]
+        since_centre = self.fractions[time_indices] - np.array(self.centres)[self.day_time_index[time_indices]]
         return _compute_window_weights(since_centre, np.arange(count)[parts], count, self.width)
 
 

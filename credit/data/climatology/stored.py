@@ -32,7 +32,7 @@ from credit.data.climatology.blocks import (
     Block,
     choose_block_shape,
     count_channels_per_chunk,
-    estimate_bytes,
+    estimate_fit_bytes,
     is_block_readable,
     is_block_written,
     list_chunk_files,
@@ -122,7 +122,7 @@ def preprocess_climatology(
     plan = task.plan_fit(reader)
     with explain_disk_errors(path):
         if not _has_matching_climatology(task):
-            disk_bytes, _ = estimate_bytes(plan, len(reader.channels.time_varying_stored), reader.grid.shape)
+            disk_bytes, _ = estimate_fit_bytes(plan, len(reader.channels.time_varying_stored), reader.grid.shape)
             require_disk_space(path, disk_bytes)
         # A different process may have created the group before this process got the lock.
         with file_lock(lock_folder / "create.lock"):
@@ -176,7 +176,7 @@ def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) 
     description = _read_description(path)
     if description is None:
         return "the store has no climatology (preprocess.climatology)"
-    if not _is_current(description):
+    if not _is_reproducible(description):
         return f"the store's climatology is of another version of credit, which averaged other times ({_ADVICE})"
     stored_settings = description["settings"]
     settings = _select_relevant_settings(climatology)
@@ -201,7 +201,7 @@ def describe_stored(path: Path) -> str:
 
 
 def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
-    """Return the indices of the missing or damaged blocks of a complete climatology.
+    """Return the indices of the blocks of a complete climatology that are missing or damaged in the store.
 
     Args:
         path: folder of the store.
@@ -223,7 +223,7 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
 
 
 def fit_block(task: FitTask, number: int) -> int:
-    """Fit and write a block, unless it is already written or a different process is fitting it.
+    """Fit and write a block of the climatology, unless it is already written or a different process is fitting it.
 
     Args:
         task: store and settings of the climatology.
@@ -272,7 +272,7 @@ def _update_description(path: Path, complete: bool) -> None:
     group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": complete}
 
 
-def _is_current(description: dict[str, Any]) -> bool:
+def _is_reproducible(description: dict[str, Any]) -> bool:
     """Return True if a fit with this version of the package would reproduce the stored climatology."""
     if description["format"] == _FORMAT_OF_OTHER_WINDOWS:
         return description["kind"] == "harmonic"
@@ -293,7 +293,7 @@ def _select_relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
 def _has_matching_climatology(task: FitTask) -> bool:
     """Return True if the store has a (possibly incomplete) climatology with the settings and period of the task."""
     description = _read_description(task.path)
-    if description is None or not _is_current(description):
+    if description is None or not _is_reproducible(description):
         return False
     is_same_period = description["period"] == list(task.period)
     return is_same_period and description["settings"] == _select_relevant_settings(task.conf)

@@ -12,7 +12,7 @@ import xarray as xr
 
 from credit.data.formats.grib.unreadable import UNREADABLE
 from credit.data.formats.select import format_values
-from credit.data.formats.units import require_packing
+from credit.data.formats.units import require_numeric_packing
 from credit.errors import DataError
 from credit.grid import AxisOrder, LatLonGrid
 
@@ -62,15 +62,15 @@ class Coordinates:
         dataset: the open file, with times not decoded.
 
     Attributes:
-        of_dim: name of a dimension -> role and name of the 1-D coordinate along this dimension. Dimensions without a
-            coordinate with a role are not included.
-        scalar: role -> name of the scalar coordinate with this role.
+        role_and_name_by_dim: name of a dimension -> role and name of the 1-D coordinate along this dimension.
+            Dimensions without a coordinate with a role are not included.
+        scalar_by_role: role -> name of the scalar coordinate with this role.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
         self._dataset = dataset
-        self.of_dim: dict[str, tuple[str, str]] = {}
-        self.scalar: dict[str, str] = {}
+        self.role_and_name_by_dim: dict[str, tuple[str, str]] = {}
+        self.scalar_by_role: dict[str, str] = {}
         for key, variable in dataset.variables.items():
             name = str(key)
             role = None
@@ -81,12 +81,12 @@ class Coordinates:
                 continue
             # If valid time and initial time both have the role time, the valid time is used.
             if variable.ndim == 0:
-                if role not in self.scalar or name == _VALID_TIME:
-                    self.scalar[role] = name
+                if role not in self.scalar_by_role or name == _VALID_TIME:
+                    self.scalar_by_role[role] = name
                 continue
             dim = str(variable.dims[0])
             if self._is_preferred(name, dim):
-                self.of_dim[dim] = (role, name)
+                self.role_and_name_by_dim[dim] = (role, name)
 
     def _is_preferred(self, name: str, dim: str) -> bool:
         """Return True if coordinate `name` is preferred to the coordinate that is registered for dimension `dim`.
@@ -94,9 +94,9 @@ class Coordinates:
         The valid time is preferred to the initial time. Otherwise, a coordinate with the name of its dimension is
         preferred to all other coordinates.
         """
-        if dim not in self.of_dim or name == _VALID_TIME:
+        if dim not in self.role_and_name_by_dim or name == _VALID_TIME:
             return True
-        return name == dim and self.of_dim[dim][1] != _VALID_TIME
+        return name == dim and self.role_and_name_by_dim[dim][1] != _VALID_TIME
 
     def find_dims(self, name: str, origin: str, level_units: str | None = None) -> dict[str, str]:
         """Return the dimensions of a variable as a mapping from role to name of the dimension.
@@ -116,15 +116,15 @@ class Coordinates:
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
             raise DataError(f"{origin}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
-        coordinates = [coordinate for _, coordinate in self.of_dim.values()]
-        for used_name in (name, *coordinates, *self.scalar.values()):
-            require_packing(used_name, self._dataset.variables[used_name].encoding, origin)
+        coordinates = [coordinate for _, coordinate in self.role_and_name_by_dim.values()]
+        for used_name in (name, *coordinates, *self.scalar_by_role.values()):
+            require_numeric_packing(used_name, self._dataset.variables[used_name].encoding, origin)
         # Dimensions of length 1 need no role, because there is only one position.
         dims_of_role: dict[str, list[str]] = {}
         unknown_dims = []
         for dim in variable.dims:
-            if dim in self.of_dim:
-                role, _ = self.of_dim[dim]
+            if dim in self.role_and_name_by_dim:
+                role, _ = self.role_and_name_by_dim[dim]
                 dims_of_role.setdefault(role, []).append(dim)
             elif variable.sizes[dim] > 1:
                 unknown_dims.append(dim)
@@ -195,7 +195,7 @@ class Coordinates:
 
     def read_values(self, dim: str) -> np.ndarray:
         """Return the values of the coordinate along a dimension, (N,) in the units of the file."""
-        _, name = self.of_dim[dim]
+        _, name = self.role_and_name_by_dim[dim]
         return self._dataset.variables[name].values
 
     def build_grid(self, lat: str, lon: str, origin: str) -> tuple[LatLonGrid, AxisOrder]:
@@ -212,7 +212,7 @@ class Coordinates:
         Raises:
             DataError: if the coordinates do not form a global grid, see `LatLonGrid.from_coords`.
         """
-        bounds = self.find_bounds(self.of_dim[lat][1])
+        bounds = self.find_bounds(self.role_and_name_by_dim[lat][1])
         return LatLonGrid.from_coords(self.read_values(lat), self.read_values(lon), bounds, origin)
 
     def find_bounds(self, name: str) -> np.ndarray | None:

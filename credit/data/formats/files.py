@@ -18,7 +18,7 @@ from credit.data.formats.grib.dataset import open_grib
 from credit.data.formats.netcdf3 import count_missing_bytes
 from credit.data.formats.plugin.source import open_plugin_source
 from credit.data.formats.select import find_positions
-from credit.data.formats.units import require_packing
+from credit.data.formats.units import require_numeric_packing
 from credit.data.formats.zarr.array_chunks import REMOTE_ARRAYS
 from credit.data.formats.zarr.local import open_local_store
 from credit.data.formats.zarr.remote import (
@@ -225,7 +225,7 @@ def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT
         dataset = open_remote_store(path, source.storage_options, max_fetches, **options)
         position_of_dim = find_positions(dataset, source.select, path)
         dataset.encoding[REMOTE_ARRAYS].fixed_positions = position_of_dim
-        return _cut_dataset(dataset, position_of_dim)
+        return _select_positions(dataset, position_of_dim)
     file_format = detect_format(path, source.format)
     if file_format == "grib":
         return open_grib(path, source.select)
@@ -246,12 +246,12 @@ def open_file(path: Path | str, source: SourceConfig, max_fetches: int = DEFAULT
             # Coordinates are unpacked when the file is opened, which fails if a packing attribute is not a number.
             with xr.open_dataset(path, engine=engine, decode_cf=False, chunks=None, cache=False) as raw_dataset:
                 for name, variable in raw_dataset.variables.items():
-                    require_packing(str(name), variable.attrs, str(path))
+                    require_numeric_packing(str(name), variable.attrs, str(path))
         raise _build_unreadable_error(path, file_format, error) from error
-    return _cut_dataset(dataset, find_positions(dataset, source.select, str(path)))
+    return _select_positions(dataset, find_positions(dataset, source.select, str(path)))
 
 
-def _cut_dataset(dataset: xr.Dataset, position_of_dim: Mapping[str, int]) -> xr.Dataset:
+def _select_positions(dataset: xr.Dataset, position_of_dim: Mapping[str, int]) -> xr.Dataset:
     """Select one position along each given dimension of a dataset, and keep the encoding of the full dataset."""
     if not position_of_dim:
         return dataset
@@ -336,12 +336,12 @@ class OpenFiles:
         self._datasets_of_parent = self._datasets
         self._permanent_datasets: dict[tuple[Path | str, int], xr.Dataset] = {}
 
-    def get(self, path: Path | str, number: int) -> xr.Dataset:
+    def get(self, path: Path | str, source_number: int) -> xr.Dataset:
         """Return the dataset of a file, and open the file if necessary.
 
         Args:
             path: path of the file, as `expand_paths` returned it.
-            number: index of the source of the file in ``data.sources``.
+            source_number: index of the source of the file in ``data.sources``.
 
         Raises:
             DataError: for the same reasons as `open_file`.
@@ -352,13 +352,13 @@ class OpenFiles:
             self._datasets_of_parent = self._datasets
             self._datasets = OrderedDict()
             self._owner = os.getpid()
-        key = (path, number)
+        key = (path, source_number)
         if key in self._permanent_datasets:
             return self._permanent_datasets[key]
         if key in self._datasets:
             self._datasets.move_to_end(key)
             return self._datasets[key]
-        source = self._sources[number]
+        source = self._sources[source_number]
         dataset = open_file(path, source, self._max_fetches)
         # Keep GRIB files and plugins: they have no open file, and opening them again is slow.
         is_plugin = source.type is not None
@@ -373,7 +373,7 @@ class OpenFiles:
             oldest_dataset.close()
         return dataset
 
-    def fingerprint(self, path: Path | str, number: int) -> list[int]:
+    def fingerprint(self, path: Path | str, source_number: int) -> list[int]:
         """Return two integers that change when a file changes.
 
         For a file on a disk, the integers are its size and its time of change, see `read_file_fingerprint`. For a
@@ -381,16 +381,16 @@ class OpenFiles:
 
         Args:
             path: path of the file, as `expand_paths` returned it.
-            number: index of the source of the file in ``data.sources``.
+            source_number: index of the source of the file in ``data.sources``.
 
         Raises:
             DataError: if a remote store or a plugin cannot be read.
             OSError: if a file does not exist.
         """
-        if self._sources[number].type is not None:
-            return self.get(path, number).encoding["fingerprint"]
+        if self._sources[source_number].type is not None:
+            return self.get(path, source_number).encoding["fingerprint"]
         if is_remote(path):
-            return read_remote_fingerprint(path, self._sources[number].storage_options)
+            return read_remote_fingerprint(path, self._sources[source_number].storage_options)
         return read_file_fingerprint(path)
 
     def __getstate__(self) -> dict[str, object]:

@@ -27,8 +27,8 @@ def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
     with open_file(path, SourceConfig(path=str(path))) as dataset:
         coordinates = Coordinates(dataset)
         # If the file has several grids, the choice is ambiguous.
-        lat_dims = [dim for dim, (role, _) in coordinates.of_dim.items() if role == "lat"]
-        lon_dims = [dim for dim, (role, _) in coordinates.of_dim.items() if role == "lon"]
+        lat_dims = [dim for dim, (role, _) in coordinates.role_and_name_by_dim.items() if role == "lat"]
+        lon_dims = [dim for dim, (role, _) in coordinates.role_and_name_by_dim.items() if role == "lon"]
         if len(lat_dims) != 1 or len(lon_dims) != 1:
             raise DataError(
                 f"{key}.like: {path} has {len(lat_dims)} latitude and {len(lon_dims)} longitude coordinates, but "

@@ -2,8 +2,7 @@
 
 `ValueRules.apply` checks every value that is read from a source file once, in the units of the file and before any
 computation. Therefore all fields from `credit.data.sources.source_reader` are checked. The limits are physical bounds
-that also hold in the stratosphere, in the soil and in the ocean. They detect wrong units and fill values, not unusual
-weather.
+that also hold in the stratosphere, soil and ocean. They detect wrong units and fill values, not unusual weather.
 
 Letters of shapes: L levels, h rows and w columns of the grid of the file, F fill values; ``...`` are leading dimensions
 such as time.
@@ -42,14 +41,14 @@ class ImplausibleValues:
 
     Attributes:
         index: indices of the field along the dimensions before the level, such as time; may be empty.
-        row: index of the field's level among all levels of the variable.
+        level_index: index of the field's level among all levels of the variable.
         cells: (h, w) bool, True where a value is implausible.
         value: the first implausible value, in the units of the file.
         is_fill: True if the implausible values are fill values, False if they are outside the limits.
     """
 
     index: tuple[int, ...]
-    row: int
+    level_index: int
     cells: np.ndarray
     value: float
     is_fill: bool
@@ -66,9 +65,9 @@ class ValueRules:
         description: quantity and units of the limits, for error messages.
         fill_values: (F,) float64 values that are treated as fill values if they are far from all other values.
         tolerances: (F,) float64 largest difference at which a value is treated as equal to each fill value.
-        num_unpacked: number of entries at the beginning of `fill_values` that are recognised even if they fill an
-            entire field. The remaining entries are fill values of packed integers, which are recognised only in a field
-            with at least two other values.
+        num_unpacked_fill_values: number of entries at the beginning of `fill_values` that are recognised even if they
+            fill an entire field. The remaining entries are fill values of packed integers, which are recognised only in
+            a field with at least two other values.
         valid_range: least and greatest value that the config declares, in the units of the file. Values in this range
             are accepted, and all other values are treated as missing. If None, the limits apply.
         name: name of the variable if ``data.variable_options`` can contain options for it, else empty.
@@ -79,7 +78,7 @@ class ValueRules:
     description: str
     fill_values: np.ndarray
     tolerances: np.ndarray
-    num_unpacked: int
+    num_unpacked_fill_values: int
     valid_range: tuple[float, float] | None
     name: str
 
@@ -140,7 +139,7 @@ class ValueRules:
                     f"{key}.missing and data.on_bad_time define how missing values are treated"
                 )
         else:
-            least, greatest = self.limits[implausible.row % len(self.limits)]
+            least, greatest = self.limits[implausible.level_index % len(self.limits)]
             problem = (
                 f"{count} outside the limits of {self.description} ({least:g} to {greatest:g}), the first is "
                 f"{value}{suffix}"
@@ -203,7 +202,7 @@ class ValueRules:
                 continue
             # Fill values of packed integers may be data, so the field must have at least two other values.
             is_uniform = not other_values.size or np.ptp(other_values) == 0.0
-            if is_uniform and not is_match[: self.num_unpacked].any():
+            if is_uniform and not is_match[: self.num_unpacked_fill_values].any():
                 continue
             if not other_values.size or np.abs(other_values - extreme).min() > np.ptp(other_values):
                 return cells
@@ -265,7 +264,7 @@ def build_value_rules(
         description=description,
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
-        num_unpacked=len(_FILL_VALUES),
+        num_unpacked_fill_values=len(_FILL_VALUES),
         valid_range=valid_range,
         name=name if has_options else "",
     )
@@ -335,7 +334,9 @@ def require_plausible_units(name: str, attributes: Mapping[str, str], origin: st
         raise DataError(f"{origin}: {message}")
 
 
-def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: DataConfig, when: str) -> list[str]:
+def describe_implausible_variables(
+    fields_CHW: np.ndarray, reader: FieldReader, conf: DataConfig, when: str
+) -> list[str]:
     """Return a message for each variable of a store whose units or values are implausible.
 
     Args:

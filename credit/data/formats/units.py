@@ -194,7 +194,7 @@ def _parse_units(units: str, purpose: str) -> Any | None:
         return None
 
 
-def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> None:
+def require_numeric_packing(name: str, attributes: Mapping[str, Any], origin: str) -> None:
     """Raise DataError if the packing attributes of a variable are not numbers, so that it cannot be unpacked.
 
     Args:

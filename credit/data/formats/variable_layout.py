@@ -32,15 +32,15 @@ class VariableLayout:
         name: name of the variable in the file.
         dims: role (``time``, ``level``, ``lat`` or ``lon``) -> name of the dimension; all other dimensions have
             length 1.
-        level_rows: (L,) indices in the file of the levels that are read; None for a 2-D variable.
+        level_indices: (L,) indices in the file of the levels that are read; None for a 2-D variable.
         level_mapping: mapping from the levels that are read to the levels of the run; None if the levels are equal and
             no formula needs their pressure.
         grid: grid of the file.
-        orientation: reordering of rows and columns of the file into the order of `grid`.
+        axis_order: reordering of rows and columns of the file into the order of `grid`.
         regridder: regridder to the grid of the run; None if the file is on the grid of the run.
         conversion: conversion from the units of the file to the units of the run; None if the units are equal.
-        to_si: conversion from the units of the file to the SI units of formulas; None if the file has SI units, or
-            if no formula needs the variable.
+        si_conversion: conversion from the units of the file to the SI units of formulas; None if the file has SI
+            units, or if no formula needs the variable.
         times: (N,) int64 minutes since 1900, all times of the file; None if the file has no time.
         window_bounds: (N, 2) int64 minutes since 1900, the bounds of the times; None if the file has no time bounds.
         attributes: units (after the conversion), standard_name, long_name and cell_methods, if they are in the file.
@@ -54,13 +54,13 @@ class VariableLayout:
 
     name: str
     dims: dict[str, str]
-    level_rows: tuple[int, ...] | None
+    level_indices: tuple[int, ...] | None
     level_mapping: LevelMapping | None
     grid: LatLonGrid
-    orientation: AxisOrder
+    axis_order: AxisOrder
     regridder: Regridder | None
     conversion: Conversion | None
-    to_si: Conversion | ExpConversion | None
+    si_conversion: Conversion | ExpConversion | None
     times: np.ndarray | None
     window_bounds: np.ndarray | None
     attributes: dict[str, str]
@@ -74,7 +74,7 @@ class VariableLayout:
     def values_per_time(self) -> int:
         """Number of values that are read from the file for one time, L * h * w."""
         # A 2-D variable has one level.
-        num_levels = len(self.level_rows or (0,))
+        num_levels = len(self.level_indices or (0,))
         return num_levels * math.prod(self.grid.shape)
 
     def count_times_in_chunk(self, times: np.ndarray) -> int:
@@ -108,14 +108,14 @@ class VariableLayout:
         Raises:
             DataError: if a value is implausible (see `credit.data.formats.unit_checks`).
         """
-        return self.convert_to_run(self.orientation.apply(self._read_checked(dataset, position)))
+        return self.regrid_and_convert(self.axis_order.apply(self._read_checked(dataset, position)))
 
     def read_on_file_grid(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Read fields for formulas, on the grid of the file and in SI units, ([T,] L, h, w).
 
         The arguments and errors are the same as for `read`.
         """
-        rows = self.level_rows
+        rows = self.level_indices
         if rows is None or "level" not in self.dims:
             return self._read_in_si(dataset, position)
         # A slice of times adds a leading axis to the result.
@@ -137,10 +137,10 @@ class VariableLayout:
 
     def _read_in_si(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
         """Read and check the fields of a slice of levels, ([T,] levels, h, w) in the order of `grid` in SI units."""
-        fields = self.orientation.apply(self._read_checked(dataset, position, levels))
-        return fields if self.to_si is None else self.to_si.apply(fields)
+        fields = self.axis_order.apply(self._read_checked(dataset, position, levels))
+        return fields if self.si_conversion is None else self.si_conversion.apply(fields)
 
-    def convert_to_run(self, fields: np.ndarray) -> np.ndarray:
+    def regrid_and_convert(self, fields: np.ndarray) -> np.ndarray:
         """Regrid fields (..., h, w) of the file to the grid of the run, (..., H, W), and convert them to its units."""
         if self.regridder is not None:
             fields = self.regridder.apply(fields)
@@ -152,7 +152,7 @@ class VariableLayout:
         Raises:
             DataError: if a value is implausible.
         """
-        stored_values = self._read_stored(dataset, position, levels)
+        stored_values = self._read_and_unpack(dataset, position, levels)
         values, implausible = self.rules.apply(stored_values, levels)
         if implausible is not None:
             raise DataError(self._describe_implausible(implausible, position))
@@ -164,7 +164,7 @@ class VariableLayout:
         level_and_time = ""
         # A variable without levels has the single level None.
         if levels[0] is not None or len(levels) > 1:
-            level_and_time = f", level {levels[implausible.row]:g}"
+            level_and_time = f", level {levels[implausible.level_index]:g}"
         if self.times is not None and self.calendar is not None:
             time_index = 0
             if "time" in self.dims and isinstance(position, slice):
@@ -173,28 +173,28 @@ class VariableLayout:
                 time_index = position
             level_and_time += f" at {self.calendar.format(self.times[time_index])}"
         # The cells are in the order of the file, and the coordinates are in the order of `grid`.
-        cells = self.orientation.apply(implausible.cells)
+        cells = self.axis_order.apply(implausible.cells)
         row, column = np.argwhere(cells)[0]
         location = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
         return f"{self.origin}{level_and_time}: {self.rules.describe(implausible, location)}"
 
-    def _read_stored(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
+    def _read_and_unpack(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
         """Read and unpack the values of a slice of levels, ([T,] levels, h, w) in the order of the file.
 
         Args:
             dataset: the open file.
             position: index of a time in the file, or a slice of T times.
-            levels: slice of `level_rows`; ignored for a 2-D variable, whose result has one level.
+            levels: slice of `level_indices`; ignored for a 2-D variable, whose result has one level.
         """
         variable = dataset.variables[self.name]
         # Dimensions without a role have length 1.
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
             index[self.dims["time"]] = position
-        has_levels = self.level_rows is not None and "level" in self.dims
+        has_levels = self.level_indices is not None and "level" in self.dims
         if has_levels:
             # netCDF reads only increasing indices; `inverse` restores the order of the levels.
-            increasing_rows, inverse = np.unique(self.level_rows[levels], return_inverse=True)
+            increasing_rows, inverse = np.unique(self.level_indices[levels], return_inverse=True)
             index[self.dims["level"]] = increasing_rows
         selected = variable.isel(index)
         ordered_dims = [self.dims[role] for role in ("time", "level", "lat", "lon") if role in self.dims]

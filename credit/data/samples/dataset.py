@@ -13,7 +13,7 @@ from credit.data.samples.buffer_pool import BufferPool
 from credit.data.samples.frames import FrameReader
 
 
-class ForecastDataset(Dataset):
+class SampleDataset(Dataset):
     """Samples of given initial times, in physical units, with channels in the order of `ChannelMap`.
 
     Args:
@@ -28,7 +28,7 @@ class ForecastDataset(Dataset):
             receives the fields from a different process.
 
     Attributes:
-        initial: (N,) int64 initial times in minutes since 1900.
+        initial_minutes: (N,) int64 initial times in minutes since 1900.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ForecastDataset(Dataset):
         self._num_forcing = len(channels.group("dynamic_forcing"))
         self._num_output = len(channels.output)
         self._grid_shape = frames.reader.grid.shape
-        self.initial = np.asarray(initial, dtype=np.int64)
+        self.initial_minutes = np.asarray(initial, dtype=np.int64)
         self._step = step
         self._history_len = history_len
         self._forecast_len = forecast_len
@@ -73,19 +73,19 @@ class ForecastDataset(Dataset):
         return 4 * num_fields * self._grid_shape[0] * self._grid_shape[1]
 
     def __len__(self) -> int:
-        return len(self.initial)
+        return len(self.initial_minutes)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return several samples as one batch; torch's loader calls this method instead of `__getitem__`.
 
         Args:
-            indices: indices of the samples, which equal the indices of their initial times in `initial`.
+            indices: indices of the samples, which equal the indices of their initial times in `initial_minutes`.
 
         Raises:
             DataError: if a field cannot be read.
         """
         batch_size = len(indices)
-        initial_minutes = tuple(self.initial[list(indices)].tolist())
+        initial_minutes = tuple(self.initial_minutes[list(indices)].tolist())
         allocate = self._buffers.take
         if self._placeholder:
             allocate = _build_meta_tensor

@@ -278,7 +278,7 @@ def compute_static(name: str, grid: LatLonGrid) -> np.ndarray:
     return np.broadcast_to(encoding, grid.shape).copy()
 
 
-def fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[float, float]:
+def get_fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[float, float]:
     """Return the mean and the standard deviation with which a computed channel is normalised.
 
     The statistics do not depend on the data. Encodings of time and location are of order 1, so their mean is set to 0

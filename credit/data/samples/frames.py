@@ -81,7 +81,7 @@ class FrameReader:
         cached_forcings = _CACHED_FORCINGS
         if conf.cache == "memory":
             cached_forcings = None
-        self._cached_compute = lru_cache(maxsize=cached_forcings)(self._compute)
+        self._cached_compute = lru_cache(maxsize=cached_forcings)(self._compute_forcing)
 
     def state(self, minutes: int) -> np.ndarray:
         """Return the output channels (prognostic, then diagnostic) at one time, (C, H, W) float32 in physical units.
@@ -118,7 +118,7 @@ class FrameReader:
             if self._is_available(channel, label, initial):
                 fields.append(self._read_stored(label)[self._stored_index[channel.name]])
             else:
-                fields.append(self._extrapolate(channel, label, initial))
+                fields.append(self._extrapolate_forcing(channel, label, initial))
         if not fields:
             return np.zeros((0, *self._grid_shape), dtype=np.float32)
         return np.stack(fields)
@@ -182,7 +182,7 @@ class FrameReader:
                 if channel.source == "computed":
                     forcing_CTHW[row, frame] = self._cached_compute(channel.name, minutes)
                 elif not self._is_available(channel, label, forecast_initial):
-                    forcing_CTHW[row, frame] = self._extrapolate(channel, label, initial)
+                    forcing_CTHW[row, frame] = self._extrapolate_forcing(channel, label, initial)
 
     def static(self) -> np.ndarray:
         """Return the static channels, (C, H, W) float32: fields in physical units, computed fields, and 0-1 masks."""
@@ -233,7 +233,7 @@ class FrameReader:
         """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``; they are cached."""
         return self._cached_read(self._require_index(minutes))
 
-    def _compute(self, name: str, minutes: int) -> np.ndarray:
+    def _compute_forcing(self, name: str, minutes: int) -> np.ndarray:
         """Compute the dynamic forcing `name` for the time step that starts at `minutes`, (H, W) float32."""
         return compute_dynamic_forcing(
             name, minutes, self.reader.calendar, self.reader.grid, self._step, self._conf.solar
@@ -262,7 +262,7 @@ class FrameReader:
             return self._step
         return 0
 
-    def _extrapolate(self, channel: Channel, label: int, initial: int) -> np.ndarray:
+    def _extrapolate_forcing(self, channel: Channel, label: int, initial: int) -> np.ndarray:
         """Return a substitute for future forcing, (H, W): the climatology, or the persisted anomaly or value.
 
         Args:

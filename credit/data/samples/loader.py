@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Sampler
 
 from credit.data.samples.batch import Batch
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.errors import ConfigError
 
 
@@ -117,11 +117,11 @@ class ResumableSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         # Suffixes: M micro-steps, R groups of ranks, B samples of a group in a micro-step.
         for step in range(self._first_step, self._last_step):
-            samples_MRB = self.samples(step).reshape(self._accumulation, self._num_sample_groups, self._batch_size)
+            samples_MRB = self.list_samples(step).reshape(self._accumulation, self._num_sample_groups, self._batch_size)
             for samples_RB in samples_MRB:
                 yield samples_RB[self._sample_group_index].tolist()
 
-    def samples(self, step: int) -> np.ndarray:
+    def list_samples(self, step: int) -> np.ndarray:
         """Return the indices (block_size,) of all samples of an optimizer step, over all ranks and micro-steps."""
         block = find_block_of_step(step, self._skipped_blocks)
         epoch, block_in_epoch = divmod(block, self.steps_per_epoch)
@@ -160,7 +160,7 @@ class SampleSchedule:
 
     def __init__(
         self,
-        dataset: ForecastDataset,
+        dataset: SampleDataset,
         batch_size: int,
         accumulation: int,
         seed: int,
@@ -185,19 +185,19 @@ class SampleSchedule:
         self.samples_per_step = sampler.block_size
         self.bytes_per_step = dataset.sample_bytes * batch_size * accumulation
 
-    def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
+    def build_loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
         """Return this rank's loader for optimizer steps `first_step` to `last_step` - 1; see `ResumableSampler`."""
         sampler = self._build_sampler(first_step=first_step, last_step=last_step, skipped_blocks=skipped_blocks)
         return Loader(self._dataset, sampler, self._workers)
 
-    def epoch(self, step: int, skipped_blocks: Collection[int] = ()) -> int:
+    def find_epoch(self, step: int, skipped_blocks: Collection[int] = ()) -> int:
         """Return the epoch of optimizer step `step`. Epochs and steps are counted from 0."""
         return find_block_of_step(step, skipped_blocks) // self.steps_per_epoch
 
-    def initial_times(self, step: int, skipped_blocks: Collection[int] = ()) -> list[int]:
+    def list_initial_times(self, step: int, skipped_blocks: Collection[int] = ()) -> list[int]:
         """Return the initial times, in minutes since 1900, of all samples of optimizer step `step` on all ranks."""
         sampler = self._build_sampler(first_step=step, last_step=step + 1, skipped_blocks=skipped_blocks)
-        return self._dataset.initial[sampler.samples(step)].tolist()
+        return self._dataset.initial_minutes[sampler.list_samples(step)].tolist()
 
 
 class Loader:
@@ -212,12 +212,12 @@ class Loader:
         workers: number of threads or processes. If it is 0, one thread still reads a training store.
     """
 
-    def __init__(self, dataset: ForecastDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
+    def __init__(self, dataset: SampleDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
         self._dataset = dataset
         self._order = order
         self._workers = workers
 
-    def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
+    def create_jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
         """Return the jobs that a prefetcher must run to load the batches, and their settings.
 
         Returns:

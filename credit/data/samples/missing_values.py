@@ -42,7 +42,7 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
     return masks
 
 
-def check_values(
+def require_valid_values(
     fields: np.ndarray,
     channels: Sequence[Channel],
     masks: Mapping[str, np.ndarray],

@@ -43,7 +43,7 @@ class Contribution:
     """Contribution of one source to the run.
 
     Attributes:
-        source: index of the source in ``data.sources``.
+        source_number: index of the source in ``data.sources``.
         num_files: number of files of the source.
         variables: one description for each variable that is read from the source. The description contains the name in
             the files if this name differs from the name in the run.
@@ -51,7 +51,7 @@ class Contribution:
         unused_files: mapping from a file to the reason why nothing is read from it.
     """
 
-    source: int
+    source_number: int
     num_files: int
     variables: list[str]
     times: np.ndarray
@@ -71,15 +71,18 @@ class Contribution:
         if len(self.times):
             span = f"{calendar.format(self.times[0])}..{calendar.format(self.times[-1])}, {len(self.times)} times"
         variables = ", ".join(self.variables) or "nothing"
-        address = _describe_address(conf.sources[self.source])
-        return f"data.sources.{self.source} ({address}): {files}; {span}; {variables}"
+        address = _describe_address(conf.sources[self.source_number])
+        return f"data.sources.{self.source_number} ({address}): {files}; {span}; {variables}"
 
-    def describe_unused(self) -> list[str]:
+    def describe_unused_files(self) -> list[str]:
         """Return one line for each file from which nothing is read, with at most 5 files and a line for the rest."""
         lines = [f"{path} is not used: {reason}" for path, reason in self.unused_files.items()]
         num_more = len(lines) - _MAX_NAMED_FILES
         if num_more > 0:
-            lines = [*lines[:_MAX_NAMED_FILES], f"{num_more} more files of data.sources.{self.source} are not used"]
+            lines = [
+                *lines[:_MAX_NAMED_FILES],
+                f"{num_more} more files of data.sources.{self.source_number} are not used",
+            ]
         return lines
 
 
@@ -137,7 +140,7 @@ def list_contributions(
 def warn_of_unused_files(contributions: Sequence[Contribution]) -> None:
     """Log warnings about the files from which nothing is read."""
     for contribution in contributions:
-        for line in contribution.describe_unused():
+        for line in contribution.describe_unused_files():
             logger.warning("%s", line)
 
 
@@ -187,7 +190,7 @@ def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSer
     while remaining_series:
         variable_series = remaining_series.pop()
         if isinstance(variable_series, JoinedSeries):
-            remaining_series += variable_series.parts
+            remaining_series += variable_series.source_series
             continue
         if isinstance(variable_series, DerivedSeries):
             for input_series, _ in variable_series.inputs.values():
@@ -202,16 +205,16 @@ def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSer
     return {(file_variable.source_number, file_variable.path) for file_variable in used_variables}
 
 
-def _describe_unused_file(file_variables: list[FileVariable], number: int) -> str:
+def _describe_unused_file(file_variables: list[FileVariable], source_number: int) -> str:
     """Return the reason why no field is read from a file.
 
     Args:
         file_variables: the variables of the file that the run could read.
-        number: index of the source of the file.
+        source_number: index of the source of the file.
     """
     counts = [len(file_variable.positions) for file_variable in file_variables if file_variable.positions is not None]
     if counts and not any(counts):
-        return f"period and every of data.sources.{number} exclude all its times"
+        return f"period and every of data.sources.{source_number} exclude all its times"
     names = sorted({file_variable.layout.name for file_variable in file_variables})
     return f"its variables are read from other files that come first ({format_values(names)})"
 

@@ -38,15 +38,15 @@ class DerivedSeries(VariableSeries):
         kind: the derived quantity (``data.variable_options.NAME.derive``); None for an interpolated variable.
         inputs: mapping from the role in the formula to a pair, for each input except the main input. The pair is the
             series of the input, and the (N,) indices in this series of the times of the main input.
-        ground: (h, w) float64 surface geopotential in m2 s-2; None if it is not known.
-        ground_file: file from which `ground` was read; None if `ground` is None.
+        surface_geopotential: (h, w) float64 surface geopotential in m2 s-2; None if it is not known.
+        surface_geopotential_file: file from which `surface_geopotential` was read; None if it is not known.
     """
 
     name: str
     kind: str | None
     inputs: Mapping[str, tuple[VariableSeries, np.ndarray]]
-    ground: np.ndarray | None
-    ground_file: FileVariable | None
+    surface_geopotential: np.ndarray | None
+    surface_geopotential_file: FileVariable | None
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
         """Return (N,) bool, True at the times at which any input is read from one of the given files.
@@ -58,7 +58,7 @@ class DerivedSeries(VariableSeries):
         for series, input_index in self.inputs.values():
             is_affected = is_affected | series.is_from_files(keys)[input_index]
         # The height of the surface is an input at every time.
-        if self.ground_file is not None and build_file_key(self.ground_file.path) in keys:
+        if self.surface_geopotential_file is not None and build_file_key(self.surface_geopotential_file.path) in keys:
             is_affected = np.ones_like(is_affected)
         return is_affected
 
@@ -92,21 +92,21 @@ class DerivedSeries(VariableSeries):
         if SURFACE_PRESSURE in fields:
             # The level axis has length 1. Pressures are computed in float64.
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
-        if self.ground is not None:
-            fields[SURFACE_GEOPOTENTIAL] = self.ground
-        # An interpolated variable is converted back to the units of its file, because `convert_to_run` expects them.
+        if self.surface_geopotential is not None:
+            fields[SURFACE_GEOPOTENTIAL] = self.surface_geopotential
+        # An interpolated variable is converted back to the units of its file, which `regrid_and_convert` expects.
         si_conversion = None
-        if self.kind is None and isinstance(layout.to_si, Conversion):
-            si_conversion = layout.to_si
+        if self.kind is None and isinstance(layout.si_conversion, Conversion):
+            si_conversion = layout.si_conversion
         quantity = find_extrapolated_quantity(self.name, layout.attributes.get("standard_name", ""))
         try:
             derived = compute_derived(self.kind, quantity, layout.level_mapping, fields, si_conversion)
-            return layout.convert_to_run(derived)
+            return layout.regrid_and_convert(derived)
         except DataError as error:
             raise DataError(f"{file_variable.path}: {self.name}: {error}") from error
 
 
-def require_static_source(
+def report_interpolated_static(
     name: str, file_variables: Sequence[FileVariable], conf: DataConfig, problems: ErrorCollector
 ) -> None:
     """Add a problem if a static variable would be interpolated vertically, because such a field varies in time.
@@ -176,38 +176,46 @@ def build_derived_series(
     calendar = source_index.calendar
     kind = conf.options_of(name).derive
     main = build_series(name, main_variables, files, calendar, on_file_grid=True)
-    number = main.file_variables[0].source_number
+    source_number = main.file_variables[0].source_number
     first_layout = main.file_variables[0].layout
     # Mapping from the role to the name of each input, without the first input, which is the main input.
     roles = dict(list(conf.options_of(name).derived_from.items())[1:])
     variables_of_role = {role: source_index.inputs[name, variable] for role, variable in roles.items()}
     # On hybrid levels, surface pressure is an additional input, and the height of the surface is read once.
-    vertical = conf.sources[number].vertical
-    ground = None
-    ground_file = None
+    vertical = conf.sources[source_number].vertical
+    surface_geopotential = None
+    surface_geopotential_file = None
     if vertical is not None and first_layout.level_mapping is not None:
         roles[SURFACE_PRESSURE] = vertical.surface_pressure
         variables_of_role[SURFACE_PRESSURE] = source_index.inputs["", vertical.surface_pressure]
-        ground_name = vertical.surface_geopotential
-        if ground_name is not None:
-            ground_file = _prefer_source(source_index.inputs["", ground_name], number)[0]
-            _require_grid(name, main.file_variables, [ground_file])
-            ground_fields = read_static_variable(files, ground_name, ground_file, on_file_grid=True)
-            ground = ground_fields[0].astype(np.float64)
+        surface_name = vertical.surface_geopotential
+        if surface_name is not None:
+            surface_geopotential_file = _prefer_source(source_index.inputs["", surface_name], source_number)[0]
+            _require_same_grid(name, main.file_variables, [surface_geopotential_file])
+            surface_fields = read_static_variable(files, surface_name, surface_geopotential_file, on_file_grid=True)
+            surface_geopotential = surface_fields[0].astype(np.float64)
     # Each additional input has a separate series, which must have all times of the main input.
     inputs = {}
     for role, input_variables in variables_of_role.items():
         input_name = roles[role]
         series_of_sources = []
-        for source_variables in group_by_source(_prefer_source(input_variables, number)):
+        for source_variables in group_by_source(_prefer_source(input_variables, source_number)):
             series_of_sources.append(build_series(input_name, source_variables, files, calendar, on_file_grid=True))
         series = join_series(input_name, series_of_sources, calendar)
-        _require_grid(name, main.file_variables, series.file_variables)
-        _require_levels(name, main.file_variables, series.file_variables)
+        _require_same_grid(name, main.file_variables, series.file_variables)
+        _require_same_levels(name, main.file_variables, series.file_variables)
         inputs[role] = series, _match_times(name, main, input_name, series, calendar)
     _log_interpolation(name, kind, first_layout)
     return DerivedSeries(
-        main.file_variables, main.times, main.file_index, main.position, name, kind, inputs, ground, ground_file
+        main.file_variables,
+        main.times,
+        main.file_index,
+        main.position,
+        name,
+        kind,
+        inputs,
+        surface_geopotential,
+        surface_geopotential_file,
     )
 
 
@@ -224,13 +232,13 @@ def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> N
     )
 
 
-def _prefer_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
-    """Return the files of an input that are in source `number`; if there are none, return all files of the input."""
-    in_source = [file_variable for file_variable in file_variables if file_variable.source_number == number]
+def _prefer_source(file_variables: list[FileVariable], source_number: int) -> list[FileVariable]:
+    """Return the files of an input that belong to a source, or all files of the input if none belongs to it."""
+    in_source = [file_variable for file_variable in file_variables if file_variable.source_number == source_number]
     return in_source or file_variables
 
 
-def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
+def _require_same_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     """Raise DataError if the files of the inputs of a variable are not all on the same grid.
 
     Args:
@@ -247,8 +255,8 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
             )
 
 
-def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
-    """Raise DataError if two inputs of a formula are not on the same levels; for arguments see `_require_grid`."""
+def _require_same_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
+    """Raise DataError if two inputs of a formula are not on the same levels; for arguments see `_require_same_grid`."""
     # An input at the surface has no levels.
     if any(file_variable.layout.level_mapping is None for file_variable in others):
         return

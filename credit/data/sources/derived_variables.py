@@ -182,7 +182,7 @@ def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mappin
     """
     interpolator = build_interpolator(level_mapping.levels, level_mapping.target_levels, _surface_pressure_or_0(block))
     if not quantity or not interpolator.is_below_source.any():
-        return interpolator.interpolate_constant(block[FIELD])
+        return interpolator.interpolate_and_hold(block[FIELD])
     if quantity == "temperature":
         return _interpolate_temperature(level_mapping, interpolator, block)
     # Below the lowest pressure level, geopotential continues linearly in ln p. On hybrid levels this is an error.
@@ -192,7 +192,7 @@ def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mappin
             f"{level_names} is below the lowest level of the source in some cells, where geopotential can only be "
             "computed from temperature: derive geopotential (data.variable_options.NAME.derive: geopotential)"
         )
-    return interpolator.interpolate_linear(block[FIELD])
+    return interpolator.interpolate_and_extrapolate(block[FIELD])
 
 
 def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -223,9 +223,9 @@ def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[
     if level_mapping is None:
         return values
     if level_mapping.target_levels is None:
-        return values[list(level_mapping.rows)]
+        return values[list(level_mapping.level_indices)]
     interpolator = build_interpolator(level_mapping.levels, level_mapping.target_levels, _surface_pressure_or_0(block))
-    return interpolator.interpolate_constant(values)
+    return interpolator.interpolate_and_hold(values)
 
 
 def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -249,7 +249,7 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
     upper, lower = levels.edge_pressures(surface_pressure)
     at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, surface_geopotential)
     if level_mapping.target_levels is None:
-        return at_levels[list(level_mapping.rows)]
+        return at_levels[list(level_mapping.level_indices)]
     # Geopotential at the uppermost level, and then at the lower edge of every layer; the last edge is the surface.
     uppermost_pressure = levels.select([0]).lowest_pressure(surface_pressure)
     top_thickness = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / uppermost_pressure)
@@ -286,7 +286,7 @@ def _interpolate_temperature(
     Raises:
         DataError: if a level is below the surface and `block` has no surface geopotential.
     """
-    temperature = interpolator.interpolate_constant(block[FIELD])
+    temperature = interpolator.interpolate_and_hold(block[FIELD])
     surface_pressure = _surface_pressure_or_0(block)
     lowest_temperature = block[FIELD][-1]
     lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)

@@ -70,31 +70,31 @@ class FileScanner:
     Args:
         path: path of the file, or URL.
         dataset: the open file.
-        number: index of the source of the file in ``data.sources``.
+        source_number: index of the source of the file in ``data.sources``.
         conf: the ``data`` section of the config.
         shared: grid and calendar that all files share; the first file that is scanned determines them.
         level_resolver: finder of the mapping from the levels of files to the levels of the run.
 
     Attributes:
         names: names in the file of all variables with at least two dimensions.
-        unusable: mapping from the name of each variable in the file that cannot be read to the reason.
+        unusable_variables: mapping from the name of each variable in the file that cannot be read to the reason.
     """
 
     def __init__(
         self,
         path: Path | str,
         dataset: xr.Dataset,
-        number: int,
+        source_number: int,
         conf: DataConfig,
         shared: SharedCoordinates,
         level_resolver: LevelResolver,
     ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
-        self.unusable = find_unusable_variables(dataset, number)
+        self.unusable_variables = find_unusable_variables(dataset, source_number)
         self._path = path
         self._origin = str(path)
         self._dataset = dataset
-        self._number = number
+        self._source_number = source_number
         self._conf = conf
         self._shared = shared
         self._level_resolver = level_resolver
@@ -115,16 +115,16 @@ class FileScanner:
         """
         layout = self.build_layout(request, name_in_file)
         if layout.times is None:
-            return FileVariable(self._path, self._number, layout, None)
-        key = f"data.sources.{self._number}"
-        source = self._conf.sources[self._number]
+            return FileVariable(self._path, self._source_number, layout, None)
+        key = f"data.sources.{self._source_number}"
+        source = self._conf.sources[self._source_number]
         require_instantaneous(source.every, request.name, self._options_of(request).temporal, key)
         is_used = find_used_times(layout.times, source, key, self._dataset.attrs, self._shared.calendar, self._origin)
         # GRIB files can lack single levels at some times.
         absent = self._dataset.variables[name_in_file].encoding.get(ABSENT)
-        if absent is not None and layout.level_rows is not None:
+        if absent is not None and layout.level_indices is not None:
             # Only missing levels that the run reads are considered.
-            is_incomplete = is_used & absent[:, list(layout.level_rows)].any(axis=1)
+            is_incomplete = is_used & absent[:, list(layout.level_indices)].any(axis=1)
             is_used &= ~is_incomplete
             if is_incomplete.any():
                 first_time = self._shared.calendar.format(layout.times[is_incomplete][0])
@@ -136,7 +136,7 @@ class FileScanner:
                     len(is_incomplete),
                     first_time,
                 )
-        return FileVariable(self._path, self._number, layout, np.flatnonzero(is_used))
+        return FileVariable(self._path, self._source_number, layout, np.flatnonzero(is_used))
 
     def build_layout(self, request: VariableRequest, name_in_file: str) -> VariableLayout:
         """Return the layout of a variable in the file.
@@ -156,10 +156,10 @@ class FileScanner:
         level_units = self._conf.level_units if request.levels else None
         dims = self._coordinates.find_dims(name_in_file, self._origin, level_units)
         options = self._options_of(request)
-        rows, level_mapping = self._find_rows(request, dims)
+        level_indices, level_mapping = self._find_level_indices(request, dims)
         # Attributes and units. A derived variable does not have the attributes of its inputs, and it is not packed.
         file_attributes = {key: str(variable.attrs[key]) for key in _LAYOUT_ATTRIBUTES if key in variable.attrs}
-        to_si = self._find_si_conversion(request, name_in_file, file_attributes, level_mapping)
+        si_conversion = self._find_si_conversion(request, name_in_file, file_attributes, level_mapping)
         attributes = file_attributes.copy()
         packing_step = _read_packing_step(variable)
         if options.derive is not None:
@@ -168,9 +168,7 @@ class FileScanner:
         # Grid and times.
         vector = is_vector_component(options.vector, attributes.get("standard_name", ""))
         method = options.regrid or self._conf.regrid
-        grid, orientation, regridder = self._shared.find_regridder(
-            self._coordinates, dims, method, vector, self._origin
-        )
+        grid, axis_order, regridder = self._shared.find_regridder(self._coordinates, dims, method, vector, self._origin)
         times, window_bounds = self._read_times(dims)
         conversion = None
         if options.units is not None:
@@ -182,13 +180,13 @@ class FileScanner:
         return VariableLayout(
             name=name_in_file,
             dims=dims,
-            level_rows=rows,
+            level_indices=level_indices,
             level_mapping=level_mapping,
             grid=grid,
-            orientation=orientation,
+            axis_order=axis_order,
             regridder=regridder,
             conversion=conversion,
-            to_si=to_si,
+            si_conversion=si_conversion,
             times=times,
             window_bounds=window_bounds,
             attributes=attributes,
@@ -294,7 +292,7 @@ class FileScanner:
             has_options=is_read,
         )
 
-    def _find_rows(
+    def _find_level_indices(
         self, request: VariableRequest, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
         """Return the indices of the levels to read from the file, and their mapping to the levels of the run.
@@ -309,25 +307,25 @@ class FileScanner:
         kind = self._conf.options_of(request.target_variable).derive
         # Mean sea level pressure has no levels, but its input is on levels.
         if request.levels is None and kind != "mean_sea_level_pressure":
-            return self._find_single_row(request.name, dims, request.role == FIELD), None
+            return self._find_single_level_index(request.name, dims, request.role == FIELD), None
         coordinates = self._coordinates
         if "level" in dims:
-            _, name = coordinates.of_dim[dims["level"]]
+            _, name = coordinates.role_and_name_by_dim[dims["level"]]
         else:
-            name = coordinates.scalar.get("level")
+            name = coordinates.scalar_by_role.get("level")
         if name is None:
             advice = "" if kind else "; list it in vars_2D"
             raise DataError(f"{self._origin}: {request.name} is in vars_3D but has no levels in the file{advice}")
-        rows, level_mapping = self._level_resolver.find_level_mapping(
-            self._dataset, name, request, self._number, self._origin
+        level_indices, level_mapping = self._level_resolver.find_level_mapping(
+            self._dataset, name, request, self._source_number, self._origin
         )
-        if rows is None:
+        if level_indices is None:
             level_units = self._conf.level_units
             file_levels = read_level_values(self._dataset.variables[name], name, level_units, self._origin)
-            rows = match_levels(file_levels, request.levels, request.name, level_units, self._origin)
-        return rows, level_mapping
+            level_indices = match_levels(file_levels, request.levels, request.name, level_units, self._origin)
+        return level_indices, level_mapping
 
-    def _find_single_row(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
+    def _find_single_level_index(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
         """Return the index of the only level of a 2-D variable, (0,); None if the variable has no level dimension.
 
         Args:
@@ -360,9 +358,9 @@ class FileScanner:
         """
         coordinates = self._coordinates
         if "time" in dims:
-            _, name = coordinates.of_dim[dims["time"]]
+            _, name = coordinates.role_and_name_by_dim[dims["time"]]
         else:
-            name = coordinates.scalar.get("time")
+            name = coordinates.scalar_by_role.get("time")
         if name is None:
             return None, None
         # All variables of a file usually share one time coordinate, which is decoded once.

@@ -74,7 +74,7 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
             requests.append(VariableRequest(name, role, variable, levels, key))
     # Several sources may name the same surface field, which is requested once.
     for number, source in enumerate(conf.sources):
-        for role, name in _find_ground_variables(source).items():
+        for role, name in _find_surface_variables(source).items():
             ground_names = [request.name for request in requests if not request.target_variable]
             if name not in ground_names:
                 requests.append(VariableRequest(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
@@ -90,7 +90,7 @@ def find_source_requests(
         source: section of the source in the config.
         requests: requests for all variables that the files must contain.
     """
-    ground_names = _find_ground_variables(source).values()
+    ground_names = _find_surface_variables(source).values()
     for request in requests:
         # A source reads its surface fields even if its list of variables does not name them.
         is_ground = not request.target_variable and request.name in ground_names
@@ -134,23 +134,25 @@ def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]
     return f"it has none of the requested variables ({format_values(requested_names)}), but {present_names}"
 
 
-def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
+def find_unusable_variables(dataset: xr.Dataset, source_number: int) -> dict[str, str]:
     """Return a mapping from the name of each variable of a file that cannot be read to the reason.
 
     Args:
         dataset: the open file.
-        number: index of the source of the file in ``data.sources``.
+        source_number: index of the source of the file in ``data.sources``.
     """
-    left_out_reason = f"data.sources.{number}.select excludes it: read it from a second source with the same path"
-    unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), left_out_reason)
+    left_out_reason = (
+        f"data.sources.{source_number}.select excludes it: read it from a second source with the same path"
+    )
+    unusable_variables = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), left_out_reason)
     for name, variable in dataset.data_vars.items():
         if variable.ndim < 2:
             dims = ", ".join(map(str, variable.dims)) or "none"
-            unusable[str(name)] = f"has no latitude and longitude (dimensions: {dims})"
-    return unusable
+            unusable_variables[str(name)] = f"has no latitude and longitude (dimensions: {dims})"
+    return unusable_variables
 
 
-def _find_ground_variables(source: SourceConfig) -> dict[str, str]:
+def _find_surface_variables(source: SourceConfig) -> dict[str, str]:
     """Return a mapping from role to name of the surface fields that ``vertical`` of a source names."""
     if source.vertical is None:
         return {}
@@ -163,8 +165,8 @@ def _find_ground_variables(source: SourceConfig) -> dict[str, str]:
 def report_missing_variables(
     conf: DataConfig,
     requests: Sequence[VariableRequest],
-    present: Sequence[set[str]],
-    unusable: Sequence[Mapping[str, str]],
+    present_variables: Sequence[set[str]],
+    unusable_variables: Sequence[Mapping[str, str]],
     problems: ErrorCollector,
 ) -> None:
     """Report variables that no file has, and variables in ``data.sources.N.variables`` that source N lacks.
@@ -172,64 +174,70 @@ def report_missing_variables(
     Args:
         conf: the ``data`` section of the config.
         requests: requests for all variables that the files must contain.
-        present: for each source, the names of the variables in its files that can be read.
-        unusable: for each source, a mapping from the name of a variable that cannot be read to the reason.
+        present_variables: for each source, the names of the variables in its files that can be read.
+        unusable_variables: for each source, a mapping from the name of a variable that cannot be read to the reason.
         problems: collector to which a message for each missing variable is added.
     """
     # Variables that a source lists but lacks come first, then variables that no source has.
     reported_or_present: set[str] = set()
     for number, source in enumerate(conf.sources):
         for request, names in find_source_requests(source, requests):
-            if not present[number].isdisjoint(names):
+            if not present_variables[number].isdisjoint(names):
                 reported_or_present.add(request.name)
             elif source.variables is not None and request.name in source.variables:
                 # The user names the source of this variable, so the message is about this source.
                 reported_or_present.add(request.name)
-                reason = _describe_lack_in_source(number, names, present, unusable)
+                reason = _describe_lack_in_source(number, names, present_variables, unusable_variables)
                 problems.add(f"data.sources.{number}.variables: {reason}")
     for request in requests:
         if request.name not in reported_or_present:
-            problems.add(f"{request.key}: {_describe_missing(conf, request, present, unusable)}")
+            problems.add(f"{request.key}: {_describe_missing(conf, request, present_variables, unusable_variables)}")
 
 
 def _describe_lack_in_source(
-    number: int, names: Sequence[str], present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+    source_number: int,
+    names: Sequence[str],
+    present_variables: Sequence[set[str]],
+    unusable_variables: Sequence[Mapping[str, str]],
 ) -> str:
     """Return the reason why a source lacks a variable that its section in the config lists.
 
     Args:
-        number: index of the source in ``data.sources``.
+        source_number: index of the source in ``data.sources``.
         names: names that the variable may have in the files.
-        present: see `report_missing_variables`.
-        unusable: see `report_missing_variables`.
+        present_variables: see `report_missing_variables`.
+        unusable_variables: see `report_missing_variables`.
     """
     for name in names:
-        if name in unusable[number]:
-            return f'"{name}" is in its files, but {unusable[number][name]}'
-    return f"{_quote_names(names)} is not in its files{did_you_mean(names[0], present[number])}"
+        if name in unusable_variables[source_number]:
+            return f'"{name}" is in its files, but {unusable_variables[source_number][name]}'
+    return f"{_quote_names(names)} is not in its files{did_you_mean(names[0], present_variables[source_number])}"
 
 
 def _describe_missing(
-    conf: DataConfig, request: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+    conf: DataConfig,
+    request: VariableRequest,
+    present_variables: Sequence[set[str]],
+    unusable_variables: Sequence[Mapping[str, str]],
 ) -> str:
     """Return the reason why no source has a variable, with advice; see `report_missing_variables` for the arguments."""
     # The files may contain the variable although the config does not allow it to be read from them.
     for number, source in enumerate(conf.sources):
         for name in source.names_in_files(request.name):
-            if name in present[number]:
+            if name in present_variables[number]:
                 return (
                     f'"{name}" is in the files of data.sources.{number}, but data.sources.{number}.variables does not '
                     f"list {request.name}; add it there"
                 )
-            if name in unusable[number]:
-                return f'"{name}" is in the files of data.sources.{number}, but {unusable[number][name]}'
+            if name in unusable_variables[number]:
+                return f'"{name}" is in the files of data.sources.{number}, but {unusable_variables[number][name]}'
     # The message shows the names in the first source that renames the variable, or else the name in the run.
     names = [request.name]
     for source in conf.sources:
         if request.name in source.rename:
             names = source.names_in_files(request.name)
             break
-    hint = did_you_mean(names[0], set().union(*present))
+    hint = did_you_mean(names[0], set().union(*present_variables))
     select_hint = ""
     if any(source.select for source in conf.sources):
         select_hint = "; data.sources.N.select may exclude it"

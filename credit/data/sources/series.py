@@ -115,35 +115,35 @@ class JoinedSeries(VariableSeries):
     """Time series of one variable from several sources that have different times.
 
     Attributes:
-        parts: the series of each source.
-        part_index: (N,) int64, for each time the index in `parts` of the series that contains the time.
-        index_in_part: (N,) int64, for each time its index in this series.
+        source_series: the series of each source.
+        series_index: (N,) int64, for each time the index in `source_series` of the series that contains the time.
+        index_in_series: (N,) int64, for each time its index in this series.
     """
 
-    parts: list[VariableSeries]
-    part_index: np.ndarray
-    index_in_part: np.ndarray
+    source_series: list[VariableSeries]
+    series_index: np.ndarray
+    index_in_series: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
         """Return (N,) bool, True at the times that are read from one of the given files; see `VariableSeries`."""
         is_from_files = np.zeros(len(self.times), dtype=bool)
-        for number, series in enumerate(self.parts):
-            is_in_series = self.part_index == number
-            is_from_files[is_in_series] = series.is_from_files(keys)[self.index_in_part[is_in_series]]
+        for number, series in enumerate(self.source_series):
+            is_in_series = self.series_index == number
+            is_from_files[is_in_series] = series.is_from_files(keys)[self.index_in_series[is_in_series]]
         return is_from_files
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
         """Yield the fields at each of some times, read from the series of the time; see `VariableSeries._read`."""
-        part_index = self.part_index[indices]
-        index_in_part = self.index_in_part[indices]
+        series_index = self.series_index[indices]
+        index_in_series = self.index_in_series[indices]
         # Adjacent times of one series are read together.
-        for rows in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(part_index)) + 1):
+        for rows in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(series_index)) + 1):
             # If `indices` is empty, there is one empty group.
             if len(rows):
-                series = self.parts[part_index[rows[0]]]
+                series = self.source_series[series_index[rows[0]]]
                 # A derived series overrides `read`, so `_read` of the part is not called directly.
                 read = series.read_on_file_grid if on_file_grid else series.read
-                yield from read(files, index_in_part[rows])
+                yield from read(files, index_in_series[rows])
 
 
 def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariable]]:
@@ -154,41 +154,41 @@ def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariabl
     return [variables_of_source[number] for number in sorted(variables_of_source)]
 
 
-def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
+def join_series(name: str, source_series: list[VariableSeries], calendar: Calendar) -> VariableSeries:
     """Join the time series of a variable from several sources into one series; return a single series unchanged.
 
     Args:
         name: name of the variable, for error messages.
-        parts: the series of the variable, one for each source.
+        source_series: the series of the variable, one for each source.
         calendar: calendar of the times, for error messages.
 
     Raises:
         SourceOverlapError: if two sources have the variable at the same time.
     """
-    if len(parts) == 1:
-        return parts[0]
+    if len(source_series) == 1:
+        return source_series[0]
     # The times of all series are concatenated and sorted, together with the indices of their series.
-    times = np.concatenate([series.times for series in parts])
+    times = np.concatenate([series.times for series in source_series])
     order = np.argsort(times, kind="stable")
-    lengths = [len(series.times) for series in parts]
-    part_index = np.repeat(np.arange(len(parts)), lengths)[order]
-    index_in_part = np.concatenate([np.arange(len(series.times)) for series in parts])[order]
+    lengths = [len(series.times) for series in source_series]
+    series_index = np.repeat(np.arange(len(source_series)), lengths)[order]
+    index_in_series = np.concatenate([np.arange(len(series.times)) for series in source_series])[order]
     times = times[order]
     repeated = np.flatnonzero(np.diff(times) == 0)
     if len(repeated):
         first_repeated = repeated[0]
-        first_series = parts[part_index[first_repeated]]
-        second_series = parts[part_index[first_repeated + 1]]
+        first_series = source_series[series_index[first_repeated]]
+        second_series = source_series[series_index[first_repeated + 1]]
         raise _build_overlap_error(name, first_series, second_series, calendar)
     # The files of all series get consecutive indices.
     file_variables: list[FileVariable] = []
     file_indices = []
-    for series in parts:
+    for series in source_series:
         file_indices.append(series.file_index + len(file_variables))
         file_variables += series.file_variables
     file_index = np.concatenate(file_indices)[order]
-    position = np.concatenate([series.position for series in parts])[order]
-    return JoinedSeries(file_variables, times, file_index, position, parts, part_index, index_in_part)
+    position = np.concatenate([series.position for series in source_series])[order]
+    return JoinedSeries(file_variables, times, file_index, position, source_series, series_index, index_in_series)
 
 
 def _build_overlap_error(

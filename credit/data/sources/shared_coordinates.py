@@ -70,7 +70,7 @@ class SharedCoordinates:
         """
         lat = dims["lat"]
         lon = dims["lon"]
-        _, lat_name = coordinates.of_dim[lat]
+        _, lat_name = coordinates.role_and_name_by_dim[lat]
         bounds = coordinates.find_bounds(lat_name)
         arrays = [coordinates.read_values(lat), coordinates.read_values(lon)]
         if bounds is not None:
@@ -78,14 +78,14 @@ class SharedCoordinates:
         # Building a grid or a regridder takes longer than comparing the bytes of the coordinates.
         key = tuple(array.tobytes() for array in arrays)
         if key not in self._grids:
-            grid, orientation = coordinates.build_grid(lat, lon, origin)
-            self._grids[key] = grid, orientation, self._is_grid_of_run(grid, origin)
-        grid, orientation, is_grid_of_run = self._grids[key]
+            grid, axis_order = coordinates.build_grid(lat, lon, origin)
+            self._grids[key] = grid, axis_order, self._is_grid_of_run(grid, origin)
+        grid, axis_order, is_grid_of_run = self._grids[key]
         if is_grid_of_run:
-            return grid, orientation, None
+            return grid, axis_order, None
         if (key, method, vector) not in self._regridders:
             self._regridders[key, method, vector] = Regridder(grid, self.grid, method, vector)
-        return grid, orientation, self._regridders[key, method, vector]
+        return grid, axis_order, self._regridders[key, method, vector]
 
     def _is_grid_of_run(self, grid: LatLonGrid, origin: str) -> bool:
         """Return True if `grid` is the grid of the run; if no grid was given, the first `grid` becomes the run's grid.

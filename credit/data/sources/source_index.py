@@ -133,42 +133,42 @@ class _SourceScanner:
         # Number of files that could not be read, plus the number of sources without files.
         self._num_unread = 0
 
-    def scan_source(self, number: int) -> None:
-        """Scan the files of ``data.sources[number]``; errors are collected and not raised."""
-        source = self._conf.sources[number]
+    def scan_source(self, source_number: int) -> None:
+        """Scan the files of ``data.sources[source_number]``; errors are collected and not raised."""
+        source = self._conf.sources[source_number]
         with self._problems.collect():
-            self._files[number] = expand_paths(source, f"data.sources.{number}")
-        paths = self._files[number]
+            self._files[source_number] = expand_paths(source, f"data.sources.{source_number}")
+        paths = self._files[source_number]
         if not paths:
             self._num_unread += 1
         source_requests = list(find_source_requests(source, self._requests))
         # With None, the bar is shown only on a terminal.
         is_bar_hidden = len(paths) < _FILES_WITH_BAR or None
         for path in ProgressBar(paths, "scanning files", unit="file", disable=is_bar_hidden):
-            self._scan_file(path, number, source_requests)
+            self._scan_file(path, source_number, source_requests)
 
     def _scan_file(
-        self, path: Path | str, number: int, source_requests: Sequence[tuple[VariableRequest, list[str]]]
+        self, path: Path | str, source_number: int, source_requests: Sequence[tuple[VariableRequest, list[str]]]
     ) -> None:
         """Scan one file of a source; errors are collected and not raised.
 
         Args:
             path: the file.
-            number: index of the source of the file in ``data.sources``.
+            source_number: index of the source of the file in ``data.sources``.
             source_requests: requests that the source may serve, with the possible names of the variables.
         """
         scanner = None
         with self._problems.collect():
-            dataset = self._open_files.get(path, number)
-            scanner = FileScanner(path, dataset, number, self._conf, self._shared, self._level_resolver)
+            dataset = self._open_files.get(path, source_number)
+            scanner = FileScanner(path, dataset, source_number, self._conf, self._shared, self._level_resolver)
         if scanner is None:
             self._num_unread += 1
             return
-        self._names[number] |= scanner.names
-        self._unusable[number] |= scanner.unusable
+        self._names[source_number] |= scanner.names
+        self._unusable[source_number] |= scanner.unusable_variables
         name_of_request = match_requests(source_requests, scanner.names)
         if not name_of_request:
-            self._unused_files[number, path] = describe_no_match(source_requests, scanner.names)
+            self._unused_files[source_number, path] = describe_no_match(source_requests, scanner.names)
         for request, name_in_file in name_of_request.items():
             # A problem in one file usually occurs in all files, so it is reported once.
             if request in self._faulty_requests:

@@ -14,14 +14,18 @@ from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles, build_file_key
-from credit.data.samples.missing_values import check_values, find_masks
+from credit.data.samples.missing_values import find_masks, require_valid_values
 from credit.data.sources.accumulation import TimeAggregation, build_time_aggregation
 from credit.data.sources.contributions import Contribution, list_contributions, warn_of_unused_files
-from credit.data.sources.derived_series import build_variable_series, require_static_source
+from credit.data.sources.derived_series import build_variable_series, report_interpolated_static
 from credit.data.sources.file_scanner import FileVariable
 from credit.data.sources.reading.fetch_plan import FetchPlan
 from credit.data.sources.reading.file_reads import read_static_variable
-from credit.data.sources.reading.series_reads import count_file_times_per_time, count_read_bytes, list_inputs
+from credit.data.sources.reading.series_reads import (
+    count_file_times_per_time,
+    estimate_read_memory,
+    list_additional_inputs,
+)
 from credit.data.sources.series import (
     JoinedSeries,
     SourceOverlapError,
@@ -105,15 +109,15 @@ class SourceReader:
         self.fetch_plan = FetchPlan(files, series, aggregations, self._aggregation_index)
         self._static = self._read_static(source_index)
         self.masks = find_masks(self._static, channels.static_stored, fillable)
-        check_values(self._static, channels.static_stored, self.masks, self.grid, lambda: "any time")
+        require_valid_values(self._static, channels.static_stored, self.masks, self.grid, lambda: "any time")
         # Memory for the fields of the run, and for the fields that are read from the files for the largest variable.
         largest_variable_bytes = 0
         for name, variable_series in series.items():
             times_read = max(len(aggregations[name].terms), count_file_times_per_time(variable_series, self.times))
-            largest_variable_bytes = max(largest_variable_bytes, count_read_bytes(variable_series) * times_read)
+            largest_variable_bytes = max(largest_variable_bytes, estimate_read_memory(variable_series) * times_read)
         fields_bytes = len(channels.time_varying_stored) * math.prod(self.grid.shape) * 4
         self.bytes_per_time = fields_bytes + largest_variable_bytes
-        # The mask of a variable is read at the first time; `check_values` requires the same mask at all other times.
+        # The mask of a variable is read at the first time; `require_valid_values` requires it at all other times.
         masked_channels = [channel for channel in channels.time_varying_stored if channel.variable in fillable]
         first_fields = self._read_unchecked([0], fillable)[0]
         self.masks |= find_masks(first_fields, masked_channels, fillable)
@@ -129,34 +133,34 @@ class SourceReader:
         """
         return self._read_variables([index], set(self._series))[0]
 
-    def read_each(self, indices: Sequence[int], held_bytes: int = _BYTES_AT_ONCE) -> Iterator[np.ndarray]:
+    def read_each(self, indices: Sequence[int], memory_limit_bytes: int = _BYTES_AT_ONCE) -> Iterator[np.ndarray]:
         """Yield for each of several times the fields that `read` returns; adjacent times are read at once.
 
         Args:
             indices: indices of the times in `times`.
-            held_bytes: memory in bytes that may be used to read a complete chunk of the files at once.
+            memory_limit_bytes: memory in bytes that may be used to read a complete chunk of the files at once.
 
         Raises:
             DataError: see `read`.
         """
-        times_at_once = self.count_times_at_once(held_bytes)
+        times_at_once = self.count_times_at_once(memory_limit_bytes)
         for start in range(0, len(indices), times_at_once):
             yield from self._read_variables(indices[start : start + times_at_once], set(self._series))
 
-    def count_times_at_once(self, held_bytes: int) -> int:
+    def count_times_at_once(self, memory_limit_bytes: int) -> int:
         """Return the number of times that `read_each` reads at once, at least 1.
 
         This is the number of times that fit into 32 MiB. If a complete chunk contains more times, and these fit into
-        `held_bytes`, this is the number of times in the chunk.
+        `memory_limit_bytes`, this is the number of times in the chunk.
 
         Args:
-            held_bytes: memory in bytes that may be used to read a complete chunk of the files at once.
+            memory_limit_bytes: memory in bytes that may be used to read a complete chunk of the files at once.
         """
-        return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
+        return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(memory_limit_bytes))
 
-    def count_chunk_times_in_memory(self, held_bytes: int) -> int:
-        """Return `times_per_chunk`, limited to the number of times that fit into `held_bytes` of memory."""
-        return min(self.times_per_chunk, held_bytes // self.bytes_per_time)
+    def count_chunk_times_in_memory(self, memory_limit_bytes: int) -> int:
+        """Return `times_per_chunk`, limited to the number of times that fit into `memory_limit_bytes` of memory."""
+        return min(self.times_per_chunk, memory_limit_bytes // self.bytes_per_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time into the arrays `targets`.
@@ -192,17 +196,17 @@ class SourceReader:
             return index
         return None
 
-    def times_of_files(self) -> np.ndarray:
-        """Return increasing indices in `times` that cover every file of the time-varying variables at least once."""
+    def find_indices_covering_files(self) -> np.ndarray:
+        """Return increasing indices in `times`; each time-varying file is read at one or more of these times."""
         indices: set[int] = set()
         # Joined and derived series contain other series, which are appended to the list and visited later.
         remaining_series = list(self._series.values())
         while remaining_series:
             series = remaining_series.pop()
             if isinstance(series, JoinedSeries):
-                remaining_series += series.parts
+                remaining_series += series.source_series
                 continue
-            remaining_series += list_inputs(series)
+            remaining_series += list_additional_inputs(series)
             _, first_of_file = np.unique(series.file_index, return_index=True)
             # If the first time of a file is between two times of the run, the later time is used.
             index = np.searchsorted(self.times, series.times[first_of_file])
@@ -216,7 +220,7 @@ class SourceReader:
             fingerprints[build_file_key(path)] = self._files.fingerprint(path, number)
         return fingerprints
 
-    def has_static_from(self, keys: set[str]) -> bool:
+    def has_static_from_files(self, keys: set[str]) -> bool:
         """Return True if a static field is read from one of the given files.
 
         Args:
@@ -228,7 +232,7 @@ class SourceReader:
                     return True
         return False
 
-    def find_times_from(self, keys: set[str]) -> np.ndarray:
+    def find_times_from_files(self, keys: set[str]) -> np.ndarray:
         """Return the times at which any given file provides a time-varying field, (M,) int64 minutes since 1900.
 
         Args:
@@ -258,7 +262,7 @@ class SourceReader:
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
             describe_time = partial(self.calendar.format, self.times[index])
-            check_values(fields_CHW, channels, self.masks, self.grid, describe_time)
+            require_valid_values(fields_CHW, channels, self.masks, self.grid, describe_time)
         return fields
 
     def _read_unchecked(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
@@ -367,7 +371,7 @@ def open_sources(conf: DataConfig, files: OpenFiles | None = None) -> SourceRead
                     f"times: exact, or list the forcing in a separate source (data.sources.{number}.variables)"
                 )
     for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
-        require_static_source(name, source_index.file_variables[name], conf, problems)
+        report_interpolated_static(name, source_index.file_variables[name], conf, problems)
     for message_end, names in overlaps.items():
         problems.add(str(SourceOverlapError(names, message_end)))
     warn_of_unused_files(list_contributions(conf, source_index, None if problems.messages else series))

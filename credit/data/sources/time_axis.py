@@ -28,7 +28,11 @@ logger = logging.getLogger(__name__)
 def align_times(
     aggregations: Mapping[str, TimeAggregation], policies: Mapping[str, str], calendar: Calendar
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the times at which every variable has a value, and the indices of these values.
+    """Return the times of the run and, for each variable, the index of the value to use at each time.
+
+    The docstring of this module describes the policies. The times are those of the instantaneous variables with the
+    policy ``exact`` (if there are none, of all ``exact`` variables), as far as every other variable has a value to use
+    there.
 
     Args:
         aggregations: mapping from the name of a variable to the weighted sums that compute its values.
@@ -41,7 +45,8 @@ def align_times(
         values in `TimeAggregation.times`.
 
     Raises:
-        DataError: if no time has values of all variables, or the times of a ``cyclic`` source cover a year or more.
+        DataError: if no time has values of all variables. Also if the times of a ``cyclic`` source cover a year or
+            more, because the source must contain a single representative year.
     """
     # Exact variables determine the times of the run; each other variable must have a value at these times.
     exact = [aggregation for name, aggregation in aggregations.items() if policies[name] == "exact"]
@@ -61,7 +66,7 @@ def align_times(
         elif policies[name] == "persist":
             index_of[name] = _find_persisting_values(variable_times, times)
         else:
-            index_of[name] = _find_values_of_year(name, variable_times, times, calendar)
+            index_of[name] = _find_cyclic_values(name, variable_times, times, calendar)
     # A time is kept if every variable has a value.
     has_all = np.all([index >= 0 for index in index_of.values()], axis=0)
     if not has_all.any():
@@ -123,7 +128,7 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
     return np.where((index >= 0) & (age <= longest_interval), index, -1)
 
 
-def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray, calendar: Calendar) -> np.ndarray:
+def _find_cyclic_values(name: str, source_times: np.ndarray, times: np.ndarray, calendar: Calendar) -> np.ndarray:
     """Return the index of the value of the representative year that is used at each time of the run, (N,) int64.
 
     Args:

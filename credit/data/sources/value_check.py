@@ -53,7 +53,7 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
     """
     period_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, even if there are many files, because the units may differ between files.
-    file_indices = np.intersect1d(reader.times_of_files(), period_indices)
+    file_indices = np.intersect1d(reader.find_indices_covering_files(), period_indices)
     bytes_per_time = 4 * len(reader.channels.time_varying_stored) * math.prod(reader.grid.shape)
     min_times = _MIN_CHECKED_REMOTE_TIMES if reader.fetch_plan.urls else _MIN_CHECKED_TIMES
     max_times = max(min_times, _CHECKED_BYTES // bytes_per_time)
@@ -83,7 +83,7 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
             except DataError:
                 # The error does not show which of the times are bad, so each time is read again separately.
                 for time_index in batch_indices:
-                    problem = _read_problem(reader, time_index)
+                    problem = _find_read_problem(reader, time_index)
                     if problem is not None:
                         problems.append(problem)
             bar.update(len(batch_indices))
@@ -98,7 +98,7 @@ def _select_evenly(time_indices: np.ndarray, max_count: int) -> np.ndarray:
     return time_indices[selected]
 
 
-def _read_problem(reader: SourceReader, time_index: int) -> str | None:
+def _find_read_problem(reader: SourceReader, time_index: int) -> str | None:
     """Return the message of the error that occurs when the fields of a time are read; None if no error occurs."""
     try:
         reader.read(time_index)

@@ -79,15 +79,17 @@ class ChunkReader:
         self.folder = folder
         self.cache: ChunkCache | None = None
 
-    def read(self, number: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None) -> None:
+    def read(
+        self, number: int, targets: Sequence[np.ndarray | None], grid_part: tuple[slice, slice] | None = None
+    ) -> None:
         """Read the fields of one time, or a part of them, into the arrays `targets`.
 
         Args:
             number: number of the chunk, which is the index of its time in the store.
-            targets: for each channel, a contiguous array (H, W) float32, or (h, w) if `part` is given; None to skip the
-                channel.
-            part: rows and columns to read, with a start and a stop; None to read the complete fields. If the fields are
-                divided into blocks, only the blocks that overlap the part are read.
+            targets: for each channel, a contiguous array (H, W) float32, or (h, w) if `grid_part` is given; None to
+                skip the channel.
+            grid_part: rows and columns to read, with a start and a stop; None to read the complete fields. If the
+                fields are divided into blocks, only the blocks that overlap the part are read.
 
         Raises:
             OSError: if the chunk file does not exist, or cannot be read.
@@ -96,9 +98,11 @@ class ChunkReader:
         assert len(targets) == self._num_channels
         path = self._chunk_path(number)
         if self.cache is None:
-            self._read_file(path, targets, part)
+            self._read_file(path, targets, grid_part)
         else:
-            self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets, part))
+            self.cache.read_cached(
+                str(number), path, lambda cached_path: self._read_file(cached_path, targets, grid_part)
+            )
 
     def find_fault(self, number: int) -> str | None:
         """Return a description of the problem with a chunk's file; None if the file exists and has its full size.
@@ -110,13 +114,13 @@ class ChunkReader:
         """
         if self._is_sharded:
             return self._find_shard_fault(self._chunk_path(number))
-        plain_bytes = None
+        uncompressed_bytes = None
         if not self._is_compressed:
-            plain_bytes = self._plain_block_bytes
-        return find_size_fault(self._chunk_path(number), plain_bytes, self.has_checksums)
+            uncompressed_bytes = self._uncompressed_block_bytes
+        return find_size_fault(self._chunk_path(number), uncompressed_bytes, self.has_checksums)
 
     @property
-    def _plain_block_bytes(self) -> int:
+    def _uncompressed_block_bytes(self) -> int:
         """Size in bytes of the uncompressed values of a block, or of the complete fields if they are not divided."""
         return 4 * self._num_channels * math.prod(self.block_shape)
 
@@ -142,32 +146,34 @@ class ChunkReader:
         """Return the path of a chunk's file, which zarr derives from the index of the chunk along each axis."""
         return f"{self.folder}/c/{number}/0/0/0"
 
-    def _read_file(self, path: str, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None) -> None:
+    def _read_file(
+        self, path: str, targets: Sequence[np.ndarray | None], grid_part: tuple[slice, slice] | None
+    ) -> None:
         """Read the fields, or a part of them, from a file into the targets; for arguments and errors see `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if self._is_sharded or part is not None:
-                self._read_blocks(descriptor, targets, part)
+            if self._is_sharded or grid_part is not None:
+                self._read_blocks(descriptor, targets, grid_part)
             elif self._is_compressed:
                 fields_CHW = self._read_compressed(descriptor, 0, os.fstat(descriptor).st_size)
                 scatter_fields(fields_CHW, targets)
             else:
-                self._read_plain(descriptor, targets)
+                self._read_uncompressed(descriptor, targets)
         finally:
             os.close(descriptor)
 
     def _read_blocks(
-        self, descriptor: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None
+        self, descriptor: int, targets: Sequence[np.ndarray | None], grid_part: tuple[slice, slice] | None
     ) -> None:
         """Read the blocks that overlap a part, and copy the overlaps to the targets; for arguments see `read`."""
-        if part is None:
-            part = (slice(0, self._grid_shape[0]), slice(0, self._grid_shape[1]))
+        if grid_part is None:
+            grid_part = (slice(0, self._grid_shape[0]), slice(0, self._grid_shape[1]))
         if self._is_sharded:
             index = self._read_index(descriptor)
         else:
             index = np.array([[(0, os.fstat(descriptor).st_size)]], dtype=_INDEX_ENTRY)
-        row_overlaps = list(_list_overlaps(part[0], self.block_shape[0]))
-        column_overlaps = list(_list_overlaps(part[1], self.block_shape[1]))
+        row_overlaps = list(_list_overlaps(grid_part[0], self.block_shape[0]))
+        column_overlaps = list(_list_overlaps(grid_part[1], self.block_shape[1]))
         for (row, block_rows, part_rows), (column, block_columns, part_columns) in itertools.product(
             row_overlaps, column_overlaps
         ):
@@ -180,7 +186,7 @@ class ChunkReader:
                     block_CHW = self._read_compressed(descriptor, offset, size)
                     scatter_fields(block_CHW[:, *block_part], block_targets)
                 else:
-                    self._read_plain_block(descriptor, offset, size, block_targets, block_part)
+                    self._read_uncompressed_block(descriptor, offset, size, block_targets, block_part)
             except (ValueError, RuntimeError) as error:
                 if not self._is_sharded:
                     raise
@@ -204,7 +210,7 @@ class ChunkReader:
             raise ValueError("one of its blocks was not written")
         return index
 
-    def _read_plain_block(
+    def _read_uncompressed_block(
         self,
         descriptor: int,
         offset: int,
@@ -225,8 +231,8 @@ class ChunkReader:
             ValueError: if the block is damaged.
         """
         checksum_bytes = _CHECKSUM.itemsize if self.has_checksums else 0
-        if size != self._plain_block_bytes + checksum_bytes:
-            raise ValueError(f"it has {size} bytes instead of {self._plain_block_bytes + checksum_bytes}")
+        if size != self._uncompressed_block_bytes + checksum_bytes:
+            raise ValueError(f"it has {size} bytes instead of {self._uncompressed_block_bytes + checksum_bytes}")
         # The buffer fits into the CPU cache, so that copying from it is fast.
         field_bytes = 4 * math.prod(self.block_shape)
         channels_per_read = max(1, min(self._num_channels, _BYTES_PER_READ // field_bytes))
@@ -244,7 +250,7 @@ class ChunkReader:
             _read_fully(descriptor, [stored_checksum], offset)
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
-    def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
+    def _read_uncompressed(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the fields of an uncompressed chunk directly into the targets; for errors see `read`."""
         # The checksum covers all fields, so the fields of skipped channels must also be read.
         arrays = []
@@ -303,22 +309,22 @@ class ChunkReader:
         return fields_CHW
 
 
-def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
+def find_size_fault(path: str, uncompressed_bytes: int | None, has_checksum: bool) -> str | None:
     """Return a description of the problem with a chunk's file; None if the file exists and has its full size.
 
     The values are not read.
 
     Args:
         path: path of the file.
-        plain_bytes: size of the values in bytes if they are not compressed; None if the values are compressed by Blosc,
-            so that the size is read from the Blosc header in the file.
+        uncompressed_bytes: size of the values in bytes if they are not compressed; None if the values are compressed by
+            Blosc, so that the size is read from the Blosc header in the file.
         has_checksum: True if a CRC32C checksum follows the values.
     """
     # The expected size of the file is determined by the shape, or by the header of Blosc.
     try:
-        if plain_bytes is not None:
+        if uncompressed_bytes is not None:
             size = os.stat(path).st_size
-            expected_size = plain_bytes
+            expected_size = uncompressed_bytes
         else:
             descriptor = os.open(path, os.O_RDONLY)
             try:

@@ -1,4 +1,7 @@
-"""Execution of the parts of a task in this process, in several processes of this machine, or in cluster jobs."""
+"""Execution of the parts of a task in this process, in several processes of this machine, or in cluster jobs.
+
+The parts are numbered. A part is a range of times of a training store, or a block of a climatology.
+"""
 
 from __future__ import annotations
 

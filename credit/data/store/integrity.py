@@ -27,7 +27,7 @@ import zarr
 from credit.calendar import Calendar
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
-from credit.data.store.store_writer import NOT_WRITTEN, WRITTEN, digest_algorithm, hash_fields
+from credit.data.store.store_writer import NOT_WRITTEN, WRITTEN, hash_fields, read_digest_algorithm
 from credit.errors import DataError
 from credit.utils.progress import ProgressBar
 
@@ -86,8 +86,8 @@ class Damage:
             first = min(self.times)
             sentences.append(
                 f"{len(self.times)} of {len(minutes)} times are lost or damaged, the first is "
-                f"{calendar.format(minutes[first])} ({self.times[first]}); they are in {_count_parts(self.parts)} of "
-                f"{part_length} times ({_format_ranges(self.parts)})"
+                f"{calendar.format(minutes[first])} ({self.times[first]}); they are in "
+                f"{_format_part_count(self.parts)} of {part_length} times ({_format_ranges(self.parts)})"
             )
         return f"data.store: {path}: {'; '.join(sentences)}"
 
@@ -266,7 +266,7 @@ def _build_deep_check(
         Function with the index of a time as argument, which returns the fault in its fields, or None if there is no
         fault. Several threads may call the function at the same time.
     """
-    algorithm = "" if digests is None else digest_algorithm(group["digest"])
+    algorithm = "" if digests is None else read_digest_algorithm(group["digest"])
 
     def find_fault(index: int) -> str | None:
         fields_CHW = np.empty(shape, dtype=np.float32)
@@ -374,7 +374,7 @@ def _find_damaged_arrays(
     return damaged
 
 
-def _count_parts(parts: Sequence[int]) -> str:
+def _format_part_count(parts: Sequence[int]) -> str:
     """Return the number of parts as a string, for example "1 part" or "3 parts"."""
     if len(parts) == 1:
         return "1 part"

@@ -55,7 +55,7 @@ class Outlier:
 def find_outliers(
     moments_T5C: np.ndarray,
     channels: Sequence[Channel],
-    accepted: Collection[str],
+    unchecked_variables: Collection[str],
     transforms: Mapping[str, TransformConfig],
 ) -> dict[int, Outlier]:
     """Return the times with outliers, which are values far from all other values of their channel.
@@ -70,7 +70,7 @@ def find_outliers(
         moments_T5C: (T, 5, C) float64, the rows of `statistics.Moments.to_rows` for each time; the count is 0 at times
             without fields.
         channels: (C,) the channels.
-        accepted: names of variables that are not checked, because the config declares their range.
+        unchecked_variables: names of variables that are not checked, because the config declares their range.
         transforms: name -> transform of each variable whose moments are computed from transformed values.
 
     Returns:
@@ -90,7 +90,7 @@ def find_outliers(
     scale_by_variable: dict[str, float] = {}
     for channel, scale in zip(channels, scale_C, strict=True):
         scale_by_variable[channel.variable] = max(scale, scale_by_variable.get(channel.variable, 0.0))
-    is_judged_C = np.array([channel.variable not in accepted for channel in channels])
+    is_judged_C = np.array([channel.variable not in unchecked_variables for channel in channels])
     scale_C = np.array([scale_by_variable[channel.variable] for channel in channels])
     # The extreme values of each field, compared with the scale.
     below_TC = center_C - minimum

@@ -37,7 +37,7 @@ from credit.data.store.repair import (
     read_times,
     require_few_bad_times,
 )
-from credit.data.store.statistics import Statistics, fit_statistics, statistics_from_moments
+from credit.data.store.statistics import Statistics, build_statistics_from_moments, fit_statistics
 from credit.data.store.store_creation import (
     create_store,
     estimate_store_bytes,
@@ -102,7 +102,7 @@ def write_training_store(
         damage = Damage()
         if path.exists():
             damage = find_damage_to_repair(path, deep, progress)
-        with _remove_unused_locks(path), file_lock(store_writer.lock_folder(path) / "create.lock"):
+        with _remove_unused_locks(path), file_lock(store_writer.build_lock_folder_path(path) / "create.lock"):
             if not path.exists():
                 group = create_store(path, conf, sources, splits, settings)
             else:
@@ -112,7 +112,7 @@ def write_training_store(
                 group = _reopen_store(path, sources, splits, damage, redo_changed)
         _warn_of_other_blocks(path, group, sources, settings)
         _write_fields(path, group, conf, sources, settings, progress)
-        _complete_store(path, group, conf, splits["train"], progress)
+        _finish_store(path, group, conf, splits["train"], progress)
     return path
 
 
@@ -136,13 +136,13 @@ def describe_work(conf: DataConfig, settings: PreprocessConfig) -> str:
         raise DataError(f"data.splits: the sources have no time in them; {format_time_span(sources, sources.times)}")
     if path.exists():
         require_same_identity(path, store_reader.read_description(path), conf)
-        mismatch = _describe_other_times(sources, read_times(path), times)
+        mismatch = _describe_time_difference(sources, read_times(path), times)
         if mismatch is not None:
             raise _build_mismatch_error(path, mismatch)
         times = times[zarr.open_group(path, mode="r")["done"][:] == store_writer.NOT_WRITTEN]
     if not len(times):
         return f"{path} has all times: nothing must be fetched or written"
-    _, stored_shape = settings.blocks.divide(sources.grid.shape)
+    _, stored_shape = settings.blocks.find_block_and_padded_shape(sources.grid.shape)
     lines = [f"{path}: {format_time_span(sources, times)} will be written"]
     if sources.fetch_plan.urls:
         lines.append(estimate_fetch(sources, [sources.index_of(minutes) for minutes in times]).describe())
@@ -163,7 +163,7 @@ def _require_store_path(conf: DataConfig) -> Path:
     return Path(conf.store)
 
 
-def _describe_other_times(sources: SourceReader, stored_times: np.ndarray, times: np.ndarray) -> str | None:
+def _describe_time_difference(sources: SourceReader, stored_times: np.ndarray, times: np.ndarray) -> str | None:
     """Return the difference between the times of a store and the times of the splits; None if they are the same."""
     if np.array_equal(stored_times, times):
         return None
@@ -178,7 +178,7 @@ def _build_mismatch_error(path: Path, mismatch: str) -> DataError:
 def _reopen_store(
     path: Path, sources: SourceReader, splits: Mapping[str, Split], damage: Damage, redo_changed: bool
 ) -> zarr.Group:
-    """Open an existing store, and mark damaged parts and parts from changed files as not written.
+    """Open an existing store, and mark damaged parts and parts from changed files, so that they are written again.
 
     Args:
         path: folder of the store.
@@ -206,12 +206,12 @@ def _reopen_store(
     # If the times in the store are lost but their number is right, they can be rewritten, so they are not compared.
     are_times_lost = "time" in damage.arrays and group["done"].shape == times.shape
     if mismatch is None and not are_times_lost:
-        mismatch = _describe_other_times(sources, stored_times, times)
+        mismatch = _describe_time_difference(sources, stored_times, times)
     if mismatch:
         raise _build_mismatch_error(path, mismatch)
     changed_times = find_times_to_redo(path, meta, sources, times, redo_changed)
     # The lock prevents other processes from declaring the store complete in the meantime.
-    with file_lock(store_writer.lock_folder(path) / "close.lock"):
+    with file_lock(store_writer.build_lock_folder_path(path) / "close.lock"):
         mark_for_writing(path, sources, times, damage, changed_times)
     num_pending = int((group["done"][:] == store_writer.NOT_WRITTEN).sum())
     if num_pending:
@@ -224,7 +224,7 @@ def _reopen_store(
 
 def _warn_of_other_blocks(path: Path, group: zarr.Group, sources: SourceReader, settings: PreprocessConfig) -> None:
     """Log a warning if the blocks of an existing store differ from ``preprocess.blocks``."""
-    block_shape, _ = settings.blocks.divide(sources.grid.shape)
+    block_shape, _ = settings.blocks.find_block_and_padded_shape(sources.grid.shape)
     stored_shape = group["fields"].chunks[2:]
     if stored_shape != block_shape:
         logger.warning(
@@ -248,7 +248,7 @@ def _write_fields(
     stored_transforms = dict(group.attrs)["credit"].get("moments_transforms", {})
     transforms = {name: TransformConfig.model_validate(transform) for name, transform in stored_transforms.items()}
     task = store_writer.WriteTask(
-        path, sources, conf.step_minutes, transforms, conf.on_bad_time == "skip", settings.held_bytes
+        path, sources, conf.step_minutes, transforms, conf.on_bad_time == "skip", settings.memory_limit_bytes
     )
     marks = group["done"][:]
     num_done = int((marks != store_writer.NOT_WRITTEN).sum())
@@ -278,7 +278,7 @@ def _write_fields(
             sources.fetch_plan.stop()
 
 
-def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
+def _finish_store(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
     """Complete a store whose fields are all written, by adding the statistics, the bad times and the checksum.
 
     Raises:
@@ -286,7 +286,7 @@ def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Spli
     """
     statistics_settings = describe_statistics(conf, train)
     # Several processes may call this function at once; the first process completes the store.
-    with file_lock(store_writer.lock_folder(path) / "close.lock"):
+    with file_lock(store_writer.build_lock_folder_path(path) / "close.lock"):
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
         if meta["complete"] and not describe_statistics_changes(meta, statistics_settings):
             logger.info("%s is complete", path)
@@ -298,7 +298,7 @@ def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Spli
                 mark_outliers(path, group, meta, conf)
                 meta.pop("parts_to_judge", None)
                 require_few_bad_times(path, group["done"][:])
-                meta |= _summarize_fields(path, group, meta)
+                meta |= _describe_written_fields(path, group, meta)
                 # The climatology was fitted to the previous fields.
                 if previous_content not in (None, meta["content"]):
                     discard_climatology(path)
@@ -306,7 +306,7 @@ def _complete_store(path: Path, group: zarr.Group, conf: DataConfig, train: Spli
             statistics = _fit_statistics(group, reader, meta, conf, train, progress)
             meta |= {"complete": True, "statistics": statistics.to_dict(), **statistics_settings}
             group.attrs["credit"] = meta
-    shutil.rmtree(store_writer.lock_folder(path), ignore_errors=True)
+    shutil.rmtree(store_writer.build_lock_folder_path(path), ignore_errors=True)
 
 
 def _fit_statistics(
@@ -339,12 +339,12 @@ def _fit_statistics(
     if meta.get("moments_transforms") != describe_transforms(conf):
         # Outliers were searched when the fields were written, so every variable is accepted here.
         variables = {channel.variable for channel in reader.channels.time_varying_stored}
-        return fit_statistics(reader, *period, step, packing, progress, conf.transforms, accepted=variables)
+        return fit_statistics(reader, *period, step, packing, progress, conf.transforms, unchecked_variables=variables)
     state, tendency = store_writer.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
-    return statistics_from_moments(reader, state, tendency, period, step, packing, conf.transforms)
+    return build_statistics_from_moments(reader, state, tendency, period, step, packing, conf.transforms)
 
 
-def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_written_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of the store's description that depend on the written fields.
 
     Returns:
@@ -357,7 +357,7 @@ def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) ->
     calendar = Calendar(meta["calendar"])
     # In a repaired store, the reasons for the parts that were not rewritten are read from the previous description.
     reasons = dict(meta.get("bad_times", {}))
-    for minutes, reason in store_writer.read_skipped_times(path).items():
+    for minutes, reason in store_writer.read_bad_times(path).items():
         reasons[calendar.format(minutes)] = reason
     # Times that were bad before, and have been written since, are removed.
     bad_times = {calendar.format(minutes) for minutes in times[marks == store_writer.BAD]}
@@ -390,7 +390,7 @@ def _remove_unused_locks(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        folder = store_writer.lock_folder(path)
+        folder = store_writer.build_lock_folder_path(path)
         if folder.exists() and {file.name for file in folder.iterdir()} == {"create.lock"}:
             shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -27,7 +27,7 @@ from credit.data.store.integrity import WHOLE_ARRAYS, Damage
 from credit.data.store.outliers import find_outliers
 from credit.data.store.store_reader import FORMAT, READ_ERRORS, open_array, read_description
 from credit.data.store.store_settings import OTHER_STORE_ADVICE
-from credit.data.store.store_writer import BAD, NOT_WRITTEN, NUM_MOMENTS, WRITTEN, mark_bad, read_skipped_times
+from credit.data.store.store_writer import BAD, NOT_WRITTEN, NUM_MOMENTS, WRITTEN, mark_time_as_bad, read_bad_times
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -57,33 +57,33 @@ class SourceChanges:
     new: list[str]
     gone: list[str]
 
-    def describe_changed(self) -> str:
+    def describe_changed_files(self) -> str:
         """Return a phrase about the files in `changed`: ``since it was written, 2 source files (...) changed``."""
-        return f"since it was written, {_count_files(self.changed)} changed"
+        return f"since it was written, {_describe_files(self.changed)} changed"
 
 
-def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> SourceChanges:
+def compare_fingerprints(earlier: Mapping[str, list[int]], current: Mapping[str, list[int]]) -> SourceChanges:
     """Return the differences between the current source files and the source files from which a store was written.
 
     If a file in a different folder has the same name, size and modification time, it is treated as the same file.
 
     Args:
-        before: mapping from key to fingerprint of the files when the store was written, from
+        earlier: mapping from key to fingerprint of the files when the store was written, from
             `SourceReader.fingerprint_files`.
-        now: mapping from key to fingerprint of the current files.
+        current: mapping from key to fingerprint of the current files.
     """
     # Name, size and modification time together identify a file that was moved.
-    states_before = {(Path(key).name, *state) for key, state in before.items()}
-    states_now = {(Path(key).name, *state) for key, state in now.items()}
+    earlier_states = {(Path(key).name, *state) for key, state in earlier.items()}
+    current_states = {(Path(key).name, *state) for key, state in current.items()}
     changes = SourceChanges(changed=[], new=[], gone=[])
-    for key, state in now.items():
-        if key in before:
-            if before[key] != list(state):
+    for key, state in current.items():
+        if key in earlier:
+            if earlier[key] != list(state):
                 changes.changed.append(key)
-        elif (Path(key).name, *state) not in states_before:
+        elif (Path(key).name, *state) not in earlier_states:
             changes.new.append(key)
-    for key, state in before.items():
-        if key not in now and (Path(key).name, *state) not in states_now:
+    for key, state in earlier.items():
+        if key not in current and (Path(key).name, *state) not in current_states:
             changes.gone.append(key)
     return changes
 
@@ -111,7 +111,7 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
         # Files of coefficients do not belong to a source.
         if key not in now and os.path.exists(key):
             now[key] = read_file_fingerprint(Path(key))
-    return compare_sources(meta["sources"], now)
+    return compare_fingerprints(meta["sources"], now)
 
 
 def find_times_to_redo(
@@ -137,26 +137,26 @@ def find_times_to_redo(
         DataError: if fields come from new or changed files, but `redo_changed` is False or the store has format 1,
             whose parts cannot be rewritten.
     """
-    changes = compare_sources(meta["sources"], sources.fingerprint_files())
+    changes = compare_fingerprints(meta["sources"], sources.fingerprint_files())
     keys = {*changes.changed, *changes.new}
     if not keys:
         return None
     # New files may only contain later times, and changed files may only contain variables that are not in the store.
-    affected = np.intersect1d(sources.find_times_from(keys), times)
-    if len(affected) == 0 and not sources.has_static_from(keys):
+    affected = np.intersect1d(sources.find_times_from_files(keys), times)
+    if len(affected) == 0 and not sources.has_static_from_files(keys):
         group = zarr.open_group(path, mode="r+")
         group.attrs["credit"] = {**meta, "sources": sources.fingerprint_files()}
-        logger.info("%s: no field comes from new or changed files: %s", path, _count_files(sorted(keys)))
+        logger.info("%s: no field comes from new or changed files: %s", path, _describe_files(sorted(keys)))
         return None
     # Stores of format 1 have no parts.
     has_parts = meta["format"] == FORMAT
     if not (redo_changed and has_parts):
         advice = REDO_CHANGED_ADVICE
         if not has_parts:
-            advice = _advice_without_parts(meta)
+            advice = _build_rewrite_advice(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed; new or changed since then: "
-            f"{_count_files(sorted(keys))}; {advice}"
+            f"{_describe_files(sorted(keys))}; {advice}"
         )
     return affected
 
@@ -195,7 +195,7 @@ def mark_for_writing(
     if not arrays and not damage and changed_times is None:
         return
     if meta["format"] != FORMAT:
-        raise DataError(f"{damage.describe(path, meta, times, part_length)}; {_advice_without_parts(meta)}")
+        raise DataError(f"{damage.describe(path, meta, times, part_length)}; {_build_rewrite_advice(meta)}")
     if changed_times is None:
         changed_times = np.empty(0, dtype=np.int64)
     # The moments of a time contain the change since the previous time, so the next time is also affected.
@@ -254,10 +254,10 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     moments_T5C = group["moments"][:, : NUM_MOMENTS // 2]
     # A time that this function marked as bad before still has moments; a count of 0 excludes them.
     moments_T5C[marks != WRITTEN, 0] = 0
-    accepted = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
+    unchecked_variables = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
     transforms = {name: TransformConfig(**transform) for name, transform in meta.get("moments_transforms", {}).items()}
     channels = ChannelMap.from_dict(meta["channels"]).time_varying_stored
-    for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
+    for index, outlier in find_outliers(moments_T5C, channels, unchecked_variables, transforms).items():
         if not is_judged[index]:
             continue
         message = f"{calendar.format(times[index])}: {outlier}"
@@ -267,7 +267,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
                 "skip times with outliers with data.on_bad_time: skip, or, to accept the value, set "
                 f"data.variable_options.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
             )
-        mark_bad(path, group, index // part_length, index, int(times[index]), message)
+        mark_time_as_bad(path, group, index // part_length, index, int(times[index]), message)
 
 
 def discard_climatology(path: Path) -> None:
@@ -300,12 +300,12 @@ def _find_outdated_arrays(
     return arrays
 
 
-def _advice_without_parts(meta: Mapping[str, Any]) -> str:
+def _build_rewrite_advice(meta: Mapping[str, Any]) -> str:
     """Return the advice for a store of format 1, which must be rewritten completely."""
     return f"a store of format {meta['format']} cannot be written in parts: {OTHER_STORE_ADVICE}"
 
 
-def _count_files(files: Iterable[str]) -> str:
+def _describe_files(files: Iterable[str]) -> str:
     """Return a phrase with the number of source files and the names of the first files."""
     names = list(files)
     noun = "files"
@@ -329,7 +329,7 @@ def require_few_bad_times(path: Path, marks: np.ndarray) -> None:
     """
     num_bad = int((marks == BAD).sum())
     if num_bad > MAX_BAD_FRACTION * len(marks):
-        first_reason = next(iter(read_skipped_times(path).values()), "")
+        first_reason = next(iter(read_bad_times(path).values()), "")
         raise DataError(
             f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip accepts at most "
             f"one in {1 / MAX_BAD_FRACTION:.0f}: correct the files and run the same command with --redo-changed. The "

@@ -181,7 +181,7 @@ def fit_statistics(
     packing_steps: Mapping[str, float] | None = None,
     progress: bool = True,
     transforms: Mapping[str, TransformConfig] | None = None,
-    accepted: Collection[str] = (),
+    unchecked_variables: Collection[str] = (),
 ) -> Statistics:
     """Compute the statistics of a period in one pass over its fields.
 
@@ -195,8 +195,8 @@ def fit_statistics(
             change.
         progress: True to show a progress bar on a terminal.
         transforms: mapping from the name of a variable to its transform; None if no variable has a transform.
-        accepted: names of variables that are not checked for outliers, such as variables whose range the config
-            declares.
+        unchecked_variables: names of variables that are not checked for outliers, such as variables whose range the
+            config declares.
 
     Raises:
         DataError: if no two times of the period differ by one time step, an output channel is constant, or a value is
@@ -205,7 +205,7 @@ def fit_statistics(
     transforms = transforms or {}
     channels = reader.channels.time_varying_stored
     time_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
-    valid_CHW = valid_cells(reader, channels)
+    valid_CHW = build_valid_mask(reader, channels)
     state = tendency = Moments.empty(len(valid_CHW))
     # Minutes and transformed fields of the times at which the change to a later time may begin.
     recent: deque[tuple[int, np.ndarray]] = deque()
@@ -226,14 +226,14 @@ def fit_statistics(
             tendency = tendency.merge(Moments.of_fields(transformed_CHW, valid_CHW, recent[0][1]))
         recent.append((minutes, transformed_CHW))
     if rows_of_times:
-        outliers = find_outliers(np.stack(rows_of_times), channels, accepted, transforms)
-        _refuse_outliers(outliers, reader.times[time_indices], reader.calendar)
-    return statistics_from_moments(
+        outliers = find_outliers(np.stack(rows_of_times), channels, unchecked_variables, transforms)
+        _require_no_outlier(outliers, reader.times[time_indices], reader.calendar)
+    return build_statistics_from_moments(
         reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms
     )
 
 
-def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calendar: Calendar) -> None:
+def _require_no_outlier(outliers: Mapping[int, Outlier], times: np.ndarray, calendar: Calendar) -> None:
     """Raise `DataError` about the first outlier; do nothing if there are no outliers.
 
     Args:
@@ -250,7 +250,7 @@ def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calenda
         )
 
 
-def statistics_from_moments(
+def build_statistics_from_moments(
     reader: FieldReader,
     state: Moments,
     tendency: Moments,
@@ -282,16 +282,16 @@ def statistics_from_moments(
         )
     static_channels = reader.channels.static_stored
     static_CHW = transform_channels(reader.static(), static_channels, transforms)
-    static = Moments.of_fields(static_CHW, valid_cells(reader, static_channels))
-    _refuse_constant_channels(reader, state)
+    static = Moments.of_fields(static_CHW, build_valid_mask(reader, static_channels))
+    _require_varying_channels(reader, state)
     # Transformed values are not packed with a constant step.
     steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
-    for warning in find_coarse_packing(reader.channels.time_varying_stored, tendency.std(), steps):
+    for warning in describe_coarse_packing(reader.channels.time_varying_stored, tendency.std(), steps):
         logger.warning(warning)
     return _join_moments(reader, state, tendency, static)
 
 
-def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
+def build_valid_mask(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
     """Return (C, H, W) bool: True where a channel has values, False in masked cells."""
     valid_CHW = np.ones((len(channels), *reader.grid.shape), dtype=bool)
     for row, channel in enumerate(channels):
@@ -300,7 +300,7 @@ def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarra
     return valid_CHW
 
 
-def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
+def _require_varying_channels(reader: FieldReader, state: Moments) -> None:
     """Raise DataError if an output channel is constant in space and time, so that its standard deviation is 0."""
     names = []
     # The output channels are the first of the time-varying channels; forcing may be constant.
@@ -348,7 +348,9 @@ def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static
     )
 
 
-def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
+def describe_coarse_packing(
+    channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]
+) -> list[str]:
     """Return a warning for each prognostic channel whose change over a time step consists largely of rounding errors.
 
     Only prognostic variables are checked, because only these are predicted as a change.

@@ -46,7 +46,7 @@ def create_store(
     times = select_times_in_splits(sources, splits)
     if len(times) == 0:
         raise DataError(f"data.splits: the sources have no time in them; {format_time_span(sources, sources.times)}")
-    _, stored_shape = settings.blocks.divide(sources.grid.shape)
+    _, stored_shape = settings.blocks.find_block_and_padded_shape(sources.grid.shape)
     require_disk_space(path, estimate_store_bytes(sources, len(times), stored_shape))
     path.parent.mkdir(parents=True, exist_ok=True)
     # The folder is renamed after it is complete, so other processes never find a store without all its arrays.
@@ -65,7 +65,7 @@ def create_store(
             "packing_steps": sources.packing_steps,
             "identity": config_identity(conf),
             "sources": sources.fingerprint_files(),
-            "period": list(store_reader.splits_span(splits)),
+            "period": list(store_reader.find_span_of_splits(splits)),
             # Statistics are computed when all fields are written.
             "statistics": None,
             "statistics_period": None,
@@ -80,7 +80,7 @@ def select_times_in_splits(sources: SourceReader, splits: Mapping[str, Split]) -
 
     Times in the gaps between splits are included.
     """
-    first, last = store_reader.splits_span(splits)
+    first, last = store_reader.find_span_of_splits(splits)
     return sources.times[(sources.times >= first) & (sources.times <= last)]
 
 
@@ -190,7 +190,7 @@ def _create_arrays_along_time(
     channels = sources.channels.time_varying_stored
     num_channels = len(channels)
     bytes_per_time = 4 * num_channels * grid_shape[0] * grid_shape[1]
-    times_per_chunk = sources.count_chunk_times_in_memory(settings.held_bytes)
+    times_per_chunk = sources.count_chunk_times_in_memory(settings.memory_limit_bytes)
     part_length = store_writer.choose_part_length(bytes_per_time, times_per_chunk)
     moments_shape = (store_writer.NUM_MOMENTS, num_channels)
     # Name, shape of one time, type, dimensions after the time, and attributes.
@@ -212,7 +212,7 @@ def _create_arrays_along_time(
             config={"write_empty_chunks": True},
             attributes=attributes,
         )
-    block_shape, padded_shape = settings.blocks.divide(grid_shape)
+    block_shape, padded_shape = settings.blocks.find_block_and_padded_shape(grid_shape)
     shards = None
     if block_shape != grid_shape:
         # One file for each time, as without blocks. The index is at the start of the file, so that it can be read

@@ -177,22 +177,22 @@ class StoreReader:
         return self._fields.num_blocks
 
     def read_into(
-        self, index: int, targets: Sequence[np.ndarray | None], part: tuple[slice, slice] | None = None
+        self, index: int, targets: Sequence[np.ndarray | None], grid_part: tuple[slice, slice] | None = None
     ) -> None:
         """Read the fields of one time, or a part of them, into the arrays `targets`; see `FieldReader.read_into`.
 
         Args:
             index: index of the time in `times`.
             targets: for each channel of ``channels.time_varying_stored``, a contiguous array (H, W) float32, or (h, w)
-                if `part` is given; None to skip the channel.
-            part: rows and columns to read, with a start and a stop; only the blocks that overlap the part are read.
-                None to read the complete fields.
+                if `grid_part` is given; None to skip the channel.
+            grid_part: rows and columns to read, with a start and a stop; None to read the complete fields. Only the
+                blocks that overlap the part are read.
 
         Raises:
             DataError: if the chunk is lost, or a block that is read is damaged.
         """
         try:
-            self._fields.read(int(self._chunk_numbers[index]), targets, part)
+            self._fields.read(int(self._chunk_numbers[index]), targets, grid_part)
         except (OSError, ValueError, RuntimeError) as error:
             time_text = self.calendar.format(self.times[index])
             if isinstance(error, FileNotFoundError):
@@ -309,7 +309,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     _require_complete(path, meta)
     # The fields match the config; the times and the statistics must also match the config.
     splits = build_splits(conf, Calendar(meta["calendar"]))
-    first, last = splits_span(splits)
+    first, last = find_span_of_splits(splits)
     if first < meta["period"][0] or last > meta["period"][1]:
         raise DataError(
             f"data.store: {path} contains {format_period(meta, meta['period'])}, but data.splits need "
@@ -326,7 +326,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     return reader
 
 
-def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
+def find_span_of_splits(splits: Mapping[str, Split]) -> tuple[int, int]:
     """Return the first time of the earliest split and the last time of the latest split, in minutes since 1900."""
     first = min(split.first for split in splits.values())
     last = max(split.last for split in splits.values())

@@ -41,7 +41,7 @@ def config_identity(conf: DataConfig) -> dict[str, Any]:
     }
     for name, options in options_by_name.items():
         identity |= _variable_identity(name, options)
-    if conf.coefficients and conf.has_vertical:
+    if conf.coefficients and conf.has_vertical_interpolation:
         # Unless a source is interpolated to model levels, the fields do not depend on the coefficients.
         identity["data.coefficients"] = conf.coefficients
     if conf.grid:

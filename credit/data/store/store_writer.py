@@ -21,7 +21,7 @@ from zarr.codecs import BloscCodec
 
 from credit.config.sections.data import TransformConfig
 from credit.data.sources.source_reader import SourceReader
-from credit.data.store.statistics import Moments, valid_cells
+from credit.data.store.statistics import Moments, build_valid_mask
 from credit.data.transforms import transform_channels
 from credit.errors import DataError, UnavailableError
 from credit.utils.atomic import atomic_write_text
@@ -49,7 +49,7 @@ class WriteTask:
         transforms: mapping from the name of a variable to its transform. Transforms are applied before moments are
             computed; the stored fields are not transformed.
         skip_bad: True to mark a time with bad (wrong or unreadable) fields and continue; False to raise an error.
-        held_bytes: memory in bytes that may be used to read a complete chunk of the sources at once.
+        memory_limit_bytes: memory in bytes that may be used to read a complete chunk of the sources at once.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class WriteTask:
     step_minutes: int
     transforms: Mapping[str, TransformConfig]
     skip_bad: bool
-    held_bytes: int
+    memory_limit_bytes: int
 
 
 def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
@@ -86,7 +86,7 @@ def list_pending_parts(marks: np.ndarray, part_length: int) -> list[int]:
     return np.unique(pending_times // part_length).tolist()
 
 
-def lock_folder(path: Path) -> Path:
+def build_lock_folder_path(path: Path) -> Path:
     """Return the path of the folder with the lock files and notes of the parts, which is next to the store.
 
     The folder is removed when the store is complete. Notes are JSON files with the bad times of a part.
@@ -121,7 +121,7 @@ def _write_pending_part(task: WriteTask, number: int) -> int:
     group = zarr.open_group(task.path, mode="r+")
     part_length = group["done"].chunks[0]
     span = slice(number * part_length, min((number + 1) * part_length, group["time"].shape[0]))
-    with file_lock(lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
+    with file_lock(build_lock_folder_path(task.path) / f"{number:06d}.lock", wait=False) as is_held:
         if not is_held:
             # Another process is writing this part.
             return 0
@@ -129,10 +129,10 @@ def _write_pending_part(task: WriteTask, number: int) -> int:
             return 0
         # A mark, a checksum and moments are written for each time; bad times have no fields.
         times = group["time"][:]
-        part_reader = _PartReader(task, group, times)
+        part_reader = _SourcePartReader(task, group, times)
         # By default, zarr would not write a block in which all values are missing.
         fields = group["fields"].with_config({"write_empty_chunks": True})
-        algorithm = digest_algorithm(group["digest"])
+        algorithm = read_digest_algorithm(group["digest"])
         marks = []
         digests = []
         moments = []
@@ -158,13 +158,13 @@ def _write_pending_part(task: WriteTask, number: int) -> int:
                 moments.append(part_reader.compute_moments(minutes, result))
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
-        _write_notes(_notes_file(task.path, number), bad_times)
+        _write_notes(_build_notes_path(task.path, number), bad_times)
         # The marks are written last, because they state that the rest of the part is complete.
         group["done"][span] = np.array(marks, dtype=np.uint8)
         return len(marks)
 
 
-def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, reason: str) -> None:
+def mark_time_as_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, reason: str) -> None:
     """Mark a time whose fields are already written as bad, and write a note with the reason.
 
     Args:
@@ -175,8 +175,8 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
         minutes: the time in minutes since 1900.
         reason: description of the problem with the fields.
     """
-    with file_lock(lock_folder(path) / f"{number:06d}.lock"):
-        file = _notes_file(path, number)
+    with file_lock(build_lock_folder_path(path) / f"{number:06d}.lock"):
+        file = _build_notes_path(path, number)
         notes = json.loads(file.read_text()) if file.exists() else {}
         notes[str(minutes)] = reason
         _write_notes(file, notes)
@@ -206,7 +206,7 @@ def write_chunk(array: zarr.Array, file: Path, fields_CHW: np.ndarray) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def digest_algorithm(digest: zarr.Array) -> str:
+def read_digest_algorithm(digest: zarr.Array) -> str:
     """Return the algorithm of the checksums in the array ``digest``, see `hash_fields`."""
     return digest.attrs.get("algorithm", "blake2b")
 
@@ -225,10 +225,10 @@ def hash_fields(values: np.ndarray, algorithm: str) -> int:
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
 
 
-def read_skipped_times(path: Path) -> dict[int, str]:
+def read_bad_times(path: Path) -> dict[int, str]:
     """Return a mapping from each bad time in the notes of a store, in minutes since 1900, to the reason."""
     skipped_times: dict[int, str] = {}
-    for file in sorted(lock_folder(path).glob("*.json")):
+    for file in sorted(build_lock_folder_path(path).glob("*.json")):
         for minutes, reason in json.loads(file.read_text()).items():
             skipped_times[int(minutes)] = reason
     return skipped_times
@@ -272,7 +272,7 @@ def merge_moments(
     return state, change
 
 
-class _PartReader:
+class _SourcePartReader:
     """Reader of the fields of one part from the sources, which also computes the moments of the fields.
 
     Args:
@@ -287,7 +287,7 @@ class _PartReader:
         self._times = times
         self._channels = task.sources.channels.time_varying_stored
         # True in the cells over which moments are computed.
-        self._valid_CHW = valid_cells(task.sources, self._channels)
+        self._valid_CHW = build_valid_mask(task.sources, self._channels)
         # Time in minutes -> transformed fields of recent times, for changes that begin at these times.
         self._recent: dict[int, np.ndarray] = {}
 
@@ -304,16 +304,16 @@ class _PartReader:
             DataError: if fields are bad, and bad times are not skipped.
         """
         sources = self._task.sources
-        held_bytes = self._task.held_bytes
-        times_at_once = sources.count_times_at_once(held_bytes)
+        memory_limit_bytes = self._task.memory_limit_bytes
+        times_at_once = sources.count_times_at_once(memory_limit_bytes)
         all_indices = [sources.index_of(minutes) for minutes in times]
         for start in range(0, len(times), times_at_once):
             indices = all_indices[start : start + times_at_once]
             next_indices = all_indices[start + times_at_once : start + 2 * times_at_once]
-            sources.fetch_plan.fetch_ahead(indices, next_indices, held_bytes)
+            sources.fetch_plan.fetch_ahead(indices, next_indices, memory_limit_bytes)
             try:
                 # All times are read before the first time is yielded, because after an error all are read again below.
-                yield from list(sources.read_each(indices, held_bytes))
+                yield from list(sources.read_each(indices, memory_limit_bytes))
             except UnavailableError:
                 # If the server fails, the time is not bad, so it must not be skipped.
                 raise
@@ -381,9 +381,9 @@ class _PartReader:
         return transform_channels(fields_CHW, self._channels, self._task.transforms)
 
 
-def _notes_file(path: Path, number: int) -> Path:
+def _build_notes_path(path: Path, number: int) -> Path:
     """Return the path of the JSON file with the bad times of a part and their reasons."""
-    return lock_folder(path) / f"{number:06d}.json"
+    return build_lock_folder_path(path) / f"{number:06d}.json"
 
 
 def _write_notes(file: Path, bad_times: Mapping[int | str, str]) -> None:

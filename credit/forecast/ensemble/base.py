@@ -57,7 +57,7 @@ class InitialPerturbation(ABC):
 
     Attributes:
         supports_domain: True if `draw` supports domain parallelism (`Stepper.domain`): its argument and its result are
-            this rank's part of the fields. With domain parallelism, all other perturbations are an error.
+            this rank's part of the fields. With domain parallelism, a perturbation without this support is an error.
     """
 
     supports_domain: ClassVar[bool] = False

@@ -321,10 +321,10 @@ class BredPerturbation(InitialPerturbation):
             for output in stepper.rollout(both_states, forcing, steps_per_cycle):
                 last_output = output
             control_BCHW, perturbed_BCHW = last_output[:, :num_prognostic].chunk(2)
-            bred_BCHW = self._scale_to_unit((perturbed_BCHW - control_BCHW) / scale_C11)
+            bred_BCHW = self._scale_to_unit_norm((perturbed_BCHW - control_BCHW) / scale_C11)
         return bred_BCHW
 
-    def _scale_to_unit(self, change_BCHW: Tensor) -> Tensor:
+    def _scale_to_unit_norm(self, change_BCHW: Tensor) -> Tensor:
         """Return changes (B, C, H, W), each forecast divided by its root mean square over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
         square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / self._total_area

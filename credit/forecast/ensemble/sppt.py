@@ -95,8 +95,8 @@ def build_tendency_perturbation(
     if domain is None:
         return draw_factors
 
-    def draw_part(starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
+    def draw_factors_on_part(starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
         for factors_B1HW in draw_factors(starts, device):
             yield factors_B1HW[(..., *domain.part.slices)]
 
-    return draw_part
+    return draw_factors_on_part

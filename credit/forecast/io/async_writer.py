@@ -53,7 +53,7 @@ class BackgroundWriter:
             written.
         diagnostics: object that computes the written fields from the output; None to write the output itself.
         raises_in_put: True to raise errors in `put`. Set it to False if several ranks write: all ranks must then raise
-            the error of any rank together, after `check` or `flush`.
+            the error of any rank together, after `raise_pending_error` or `flush`.
 
     Attributes:
         file_lock: lock that the caller must hold while it reads netCDF files, because the netCDF library is not
@@ -87,7 +87,7 @@ class BackgroundWriter:
     def put(self, starts: Sequence[ForecastStart], step: int, output: Tensor) -> None:
         """Queue the output of a step for writing; wait if the disk is slower than the model.
 
-        If `raises_in_put` is False, outputs after an error are dropped, and `check` or `flush` raises the error.
+        If `raises_in_put` is False, outputs after an error are dropped, and `raise_pending_error` or `flush` raises it.
 
         Args:
             starts: starts of the B forecasts of the batch.
@@ -99,7 +99,7 @@ class BackgroundWriter:
                 not finite.
         """
         if self._raises_in_put:
-            self.check()
+            self.raise_pending_error()
         items = self._select_items(starts, step)
         if items and self._error is None:
             self._queue.put((items, AsyncHostCopy(output)))
@@ -115,7 +115,7 @@ class BackgroundWriter:
             CreditError: if a step could not be written, or had a value that is not finite.
         """
         self._queue.join()
-        self.check()
+        self.raise_pending_error()
 
     def _select_items(self, starts: Sequence[ForecastStart], step: int) -> list[_BatchItem]:
         """Return the forecasts of a batch whose step is written or added to running sums; see `put` for arguments."""
@@ -140,9 +140,9 @@ class BackgroundWriter:
         self._thread.join()
         self._writer.close()
         if kind is None:
-            self.check()
+            self.raise_pending_error()
 
-    def check(self) -> None:
+    def raise_pending_error(self) -> None:
         """Raise the error of an earlier step, if a step could not be written or was not finite."""
         if self._error is not None:
             raise self._error

@@ -53,13 +53,13 @@ class _Recipe:
     Attributes:
         kind: kind of the derived variable; None for interpolation to pressure levels.
         quantity: interpolated quantity, which determines the extrapolation below the surface; empty if `kind` is given.
-        column: levels and vertical interpolation; None if the recipe needs neither pressure nor an interpolation.
+        level_mapping: levels and vertical interpolation; None if the recipe needs no pressure and no interpolation.
         inputs: role of an input in the formula, such as ``temperature`` -> the input.
     """
 
     kind: str | None
     quantity: str
-    column: LevelMapping | None
+    level_mapping: LevelMapping | None
     inputs: Mapping[str, RecipeInput]
 
 
@@ -99,7 +99,7 @@ class OutputDiagnostics:
     ) -> None:
         self._conf = conf
         self._level_units = data.level_units
-        self._model = channels
+        self._model_channels = channels
         self._inputs = OutputInputs(conf, data, channels, attributes, static_CHW)
         self._step_minutes = data.step_minutes
         self._last_lead = last_lead
@@ -199,10 +199,10 @@ class OutputDiagnostics:
             elif isinstance(recipe, RunningSum):
                 written.append(next(sums))
             else:
-                written.append(self._derive(recipe, fields_CHW))
+                written.append(self._compute_variable(recipe, fields_CHW))
         return np.concatenate(written)
 
-    def _derive(self, recipe: _Recipe, fields_CHW: np.ndarray) -> np.ndarray:
+    def _compute_variable(self, recipe: _Recipe, fields_CHW: np.ndarray) -> np.ndarray:
         """Return the variable of a recipe, (L, H, W) float32, computed from the network's output in physical units."""
         inputs = {role: recipe_input.select(fields_CHW) for role, recipe_input in recipe.inputs.items()}
         if SURFACE_PRESSURE in inputs:
@@ -212,30 +212,30 @@ class OutputDiagnostics:
         # An interpolated variable is converted back to its original units; a derived variable stays in SI units.
         from_si = None
         if recipe.kind is None:
-            from_si = recipe.inputs[FIELD].si
-        return compute_derived(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
+            from_si = recipe.inputs[FIELD].si_conversion
+        return compute_derived(recipe.kind, recipe.quantity, recipe.level_mapping, inputs, from_si)
 
     def _add_output(self, name: str) -> list[Channel]:
         """Add the recipe that copies an output variable or interpolates it to pressure levels; return its channels."""
         key = "inference.pressure_levels"
         channel_index = self._inputs.channel_indices(name, key)
-        channels = [self._model.output[index] for index in channel_index]
+        channels = [self._model_channels.output[index] for index in channel_index]
         pressures = self._conf.pressure_levels
         if pressures is None or channels[0].level is None:
             self._recipes.append(_Copy(channel_index))
             return [Channel(channel.name, name, channel.level, "diagnostic") for channel in channels]
-        column, order = self._inputs.column(key, name, pressures)
+        level_mapping, order = self._inputs.find_level_mapping(key, name, pressures)
         quantity = find_extrapolated_quantity(name, self._inputs.attributes_of(name).get("standard_name", ""))
         is_temperature = quantity == "temperature"
-        si = None
+        si_conversion = None
         if is_temperature:
-            si = self._inputs.si_conversion(key, "temperature", name)
+            si_conversion = self._inputs.si_conversion(key, "temperature", name)
         inputs = {
-            FIELD: RecipeInput([channel_index[position] for position in order], si),
-            SURFACE_PRESSURE: self._inputs.surface_pressure(key),
+            FIELD: RecipeInput([channel_index[position] for position in order], si_conversion),
+            SURFACE_PRESSURE: self._inputs.find_surface_pressure(key),
         }
-        self._find_ground(key, required=is_temperature)
-        self._recipes.append(_Recipe(None, quantity, column, inputs))
+        self._store_ground_geopotential(key, required=is_temperature)
+        self._recipes.append(_Recipe(None, quantity, level_mapping, inputs))
         return _build_channels(name, pressures)
 
     def _add_derived(self, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
@@ -269,27 +269,27 @@ class OutputDiagnostics:
                 f"{key}: {first_variable} has no levels, but {kind} is computed from variables with levels; name "
                 "variables with levels in inputs"
             )
-        column = None
+        level_mapping = None
         order = list(range(len(levels)))
         pressures = None
         if has_levels:
             if kind != "mean_sea_level_pressure":
                 pressures = self._conf.pressure_levels
             if needs_column or pressures is not None:
-                column, order = self._inputs.column(key, first_variable, pressures)
+                level_mapping, order = self._inputs.find_level_mapping(key, first_variable, pressures)
         if needs_ground:
-            require_full_column(column.levels, name, first_variable, key)
-            self._find_ground(key, required=True)
+            require_full_column(level_mapping.levels, name, first_variable, key)
+            self._store_ground_geopotential(key, required=True)
         if kind == "mean_sea_level_pressure":
             # Mean sea level pressure is extrapolated from the lowest level.
             order = order[-1:]
-            column = LevelMapping(column.levels.select([-1]), None)
+            level_mapping = LevelMapping(level_mapping.levels.select([-1]), None)
 
         # Inputs and channels.
         inputs = self._build_recipe_inputs(key, roles, order)
-        if column is not None and (needs_ground or self._inputs.is_hybrid):
-            inputs[SURFACE_PRESSURE] = self._inputs.surface_pressure(key)
-        self._recipes.append(_Recipe(kind, "", column, inputs))
+        if level_mapping is not None and (needs_ground or self._inputs.is_hybrid):
+            inputs[SURFACE_PRESSURE] = self._inputs.find_surface_pressure(key)
+        self._recipes.append(_Recipe(kind, "", level_mapping, inputs))
         if kind == "mean_sea_level_pressure":
             return _build_channels(name, [None])
         return _build_channels(name, levels if pressures is None else pressures)
@@ -330,8 +330,8 @@ class OutputDiagnostics:
             input_role = role
             if not inputs:
                 input_role = FIELD
-            si = self._inputs.si_conversion(key, role, variable)
-            inputs[input_role] = RecipeInput([channel_index[position] for position in order], si)
+            si_conversion = self._inputs.si_conversion(key, role, variable)
+            inputs[input_role] = RecipeInput([channel_index[position] for position in order], si_conversion)
         return inputs
 
     def _add_sum(self, key: str, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
@@ -383,9 +383,9 @@ class OutputDiagnostics:
         self._recipes.append(RunningSum(channel_index[0], num_steps))
         return _build_channels(name, [None])
 
-    def _find_ground(self, key: str, required: bool) -> None:
+    def _store_ground_geopotential(self, key: str, required: bool) -> None:
         """Find and store the surface geopotential for all recipes; raise ConfigError if it is required but missing."""
-        ground_HW = self._inputs.ground_geopotential(key, required)
+        ground_HW = self._inputs.find_surface_geopotential(key, required)
         if ground_HW is not None:
             self._ground_HW = ground_HW
 

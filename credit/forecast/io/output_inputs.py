@@ -34,11 +34,12 @@ class RecipeInput:
 
     Attributes:
         channel_index: indices of the input's channels in the model's output, from the top level down.
-        si: conversion to SI units; None if the values are already in SI units, or if the formula works in any units.
+        si_conversion: conversion to SI units; None if the values are already in SI units, or the formula works in any
+            units.
     """
 
     channel_index: list[int]
-    si: Conversion | None
+    si_conversion: Conversion | None
 
     def select(self, fields_CHW: np.ndarray) -> np.ndarray:
         """Return the fields of this input from the network's output, converted to SI units, (K, H, W).
@@ -47,9 +48,9 @@ class RecipeInput:
             fields_CHW: the network's output in physical units.
         """
         fields_KHW = fields_CHW[self.channel_index]
-        if self.si is None:
+        if self.si_conversion is None:
             return fields_KHW
-        return self.si.apply(fields_KHW)
+        return self.si_conversion.apply(fields_KHW)
 
 
 class OutputInputs:
@@ -128,7 +129,9 @@ class OutputInputs:
         """
         return find_si_conversion(role, name, self.attributes_of(name), key)
 
-    def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[LevelMapping, list[int]]:
+    def find_level_mapping(
+        self, key: str, name: str, pressures: Sequence[float] | None
+    ) -> tuple[LevelMapping, list[int]]:
         """Return the levels of a variable, and the vertical interpolation from these levels to pressure levels.
 
         Args:
@@ -176,7 +179,7 @@ class OutputInputs:
             )
         return load_coefficients(Path(self._data.coefficients), "data.coefficients")
 
-    def surface_pressure(self, key: str) -> RecipeInput:
+    def find_surface_pressure(self, key: str) -> RecipeInput:
         """Return the input for surface pressure.
 
         The variable is ``inference.surface_pressure`` or, by default, the output with the standard name of surface
@@ -191,7 +194,7 @@ class OutputInputs:
         name = self._find_variable(key, SURFACE_PRESSURE, self._conf.surface_pressure, candidates, "an output")
         return RecipeInput(self.channel_indices(name, key), self.si_conversion(key, SURFACE_PRESSURE, name))
 
-    def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
+    def find_surface_geopotential(self, key: str, required: bool) -> np.ndarray | None:
         """Return the surface geopotential, (H, W) in m2 s-2; None if there is none and it is not required.
 
         The variable is ``inference.surface_geopotential`` or, by default, the static variable with a matching standard
@@ -211,10 +214,10 @@ class OutputInputs:
             return None
         name = self._find_variable(key, SURFACE_GEOPOTENTIAL, configured, names, "a static variable of the data")
         field_HW = self._static_CHW[names.index(name)]
-        si = self.si_conversion(key, SURFACE_GEOPOTENTIAL, name)
-        if si is None:
+        si_conversion = self.si_conversion(key, SURFACE_GEOPOTENTIAL, name)
+        if si_conversion is None:
             return field_HW
-        return si.apply(field_HW)
+        return si_conversion.apply(field_HW)
 
     def _find_variable(self, key: str, role: str, configured: str | None, candidates: Sequence[str], kind: str) -> str:
         """Return the configured variable of a role or, by default, the only candidate with a matching standard name.

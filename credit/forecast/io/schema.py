@@ -205,8 +205,8 @@ class ForecastSchema:
             return values
         return np.where(variable.mask_HW, np.float32(np.nan), values)
 
-    def time_names(self, name: str) -> dict[int, str]:
-        """Return, for each window of means and sums, the name of the time coordinate with the bounds of this window.
+    def time_names_by_window(self, name: str) -> dict[int, str]:
+        """Return a mapping: window of means and sums in minutes -> name of the time coordinate with its bounds.
 
         If all means and sums have the same window, its bounds belong to the coordinate `name` of the time dimension.
         Otherwise each window gets an additional coordinate, such as ``time_6h``. The coordinate `name` then has no
@@ -247,7 +247,7 @@ class ForecastSchema:
         return {"units": TIME_UNITS, "calendar": self.calendar.name}
 
 
-def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
+def build_window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
     """Return the time bounds of a mean or sum: start and end of its window, for each valid time.
 
     Args:

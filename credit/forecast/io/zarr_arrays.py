@@ -29,8 +29,8 @@ from credit.forecast.io.schema import (
     VALID_TIME,
     ForecastSchema,
     OutputVariable,
+    build_window_bounds,
     select_run_attributes,
-    window_bounds,
 )
 from credit.parallel.domain.division import FieldPart
 
@@ -100,14 +100,14 @@ def create_arrays(
     valid_IN = initial_I1 + schema.lead_minutes
     _write_coordinate(group, init, (init,), initial_minutes, {**INITIAL_TIME, **time_attributes}, _CHUNK_LENGTH)
     _write_coordinate(group, lead, (lead,), schema.lead_hours, {**LEAD_TIME, **time_names.lead_attributes})
-    windows = {name: window for window, name in schema.time_names("valid_time").items()}
+    windows = {name: window for window, name in schema.time_names_by_window("valid_time").items()}
     for name in dict.fromkeys(("valid_time", *windows)):
         attributes = {**VALID_TIME, **time_attributes}
         if name in windows:
             attributes["bounds"] = f"{name}_bnds"
         _write_coordinate(group, name, (init, lead), valid_IN, attributes, _CHUNK_LENGTH)
         if name in windows:
-            bounds = window_bounds(windows[name], initial_I1, valid_IN)
+            bounds = build_window_bounds(windows[name], initial_I1, valid_IN)
             _write_coordinate(group, f"{name}_bnds", (init, lead, "bnds"), bounds, {}, _CHUNK_LENGTH)
 
     # Members, levels and grid.
@@ -118,13 +118,13 @@ def create_arrays(
     _write_coordinate(group, "latitude", ("latitude",), schema.grid.lat, LATITUDE)
     _write_coordinate(group, "longitude", ("longitude",), schema.grid.lon, LONGITUDE)
 
-    _write_marks(group, init, len(initial_minutes), with_checksums)
+    _create_mark_arrays(group, init, len(initial_minutes), with_checksums)
     for variable in schema.variables:
-        _define_variable(group, schema, variable, len(initial_minutes), time_names, grid_chunks)
+        _create_field_array(group, schema, variable, len(initial_minutes), time_names, grid_chunks)
     return group
 
 
-def _write_marks(group: zarr.Group, init: str, num_initial: int, with_checksums: bool) -> None:
+def _create_mark_arrays(group: zarr.Group, init: str, num_initial: int, with_checksums: bool) -> None:
     """Create the array that marks complete forecasts, and the array of checksums, both filled with zeros.
 
     Args:
@@ -141,7 +141,7 @@ def _write_marks(group: zarr.Group, init: str, num_initial: int, with_checksums:
         _write_coordinate(group, INITIAL_FIELDS, (init,), checksums, checksum_attributes, chunk_length=1)
 
 
-def _define_variable(
+def _create_field_array(
     group: zarr.Group,
     schema: ForecastSchema,
     variable: OutputVariable,
@@ -170,7 +170,7 @@ def _define_variable(
         fill_value=float("nan"),
         compressors=build_compressors(schema),
         dimension_names=schema.dims(variable, time_names.init, time_names.lead),
-        attributes=variable_attributes(schema, variable),
+        attributes=build_variable_attributes(schema, variable),
     )
 
 
@@ -181,16 +181,16 @@ def build_compressors(schema: ForecastSchema) -> tuple[zarr.codecs.ZstdCodec, ..
     return (zarr.codecs.ZstdCodec(level=schema.compression),)
 
 
-def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
+def build_variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
     """Return the CF attributes of the array of a variable's fields."""
     attributes: dict[str, str | int] = dict(variable.attributes)
     if schema.keep_bits is not None:
         attributes[QUANTIZED] = schema.keep_bits
-    attributes["coordinates"] = schema.time_names("valid_time").get(variable.window, "valid_time")
+    attributes["coordinates"] = schema.time_names_by_window("valid_time").get(variable.window, "valid_time")
     return attributes
 
 
-def select_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[OutputVariable]:
+def crop_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[OutputVariable]:
     """Return the variables with their masks cropped to a part of the grid."""
     selected = []
     for variable in variables:
@@ -254,7 +254,7 @@ def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variabl
     compressors = [codec.to_dict() for codec in build_compressors(schema)]
     # The number of bits is compared separately.
     stored_attributes = {**array.attrs, QUANTIZED: None}
-    attributes = {**variable_attributes(schema, variable), QUANTIZED: None}
+    attributes = {**build_variable_attributes(schema, variable), QUANTIZED: None}
     has_same_property = {
         f"levels of {variable.name}": has_same_levels,
         f"dimensions of {variable.name}": has_same_dims,
@@ -297,7 +297,7 @@ def _write_coordinate(
     array[...] = values
 
 
-def consolidate(path: Path) -> None:
+def write_consolidated_metadata(path: Path) -> None:
     """Write the consolidated metadata of a store: a copy of the metadata of all arrays in the group's metadata."""
     with warnings.catch_warnings():
         # xarray reads consolidated metadata, and prints a warning if there are none. zarr warns that other programs

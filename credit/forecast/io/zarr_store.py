@@ -27,10 +27,10 @@ from credit.forecast.io.schema import (
 from credit.forecast.io.zarr_arrays import (
     TIME_NAMES,
     WRITTEN,
-    consolidate,
     create_arrays,
+    crop_masks,
     find_store_differences,
-    select_masks,
+    write_consolidated_metadata,
 )
 from credit.forecast.store_part import StorePart
 from credit.utils.file_lock import file_lock
@@ -163,7 +163,7 @@ class ZarrStore:
             variables = schema.variables
             if part is not None:
                 selection = (*selection, ..., *part.part.slices)
-                variables = select_masks(variables, part.part)
+                variables = crop_masks(variables, part.part)
             for variable in variables:
                 values = schema.select(variable, fields_CHW)
                 # zarr writes values with the shape of a chunk without a copy.
@@ -282,13 +282,13 @@ class ZarrStore:
                 self._create_temporary()
                 self._move_arrays_over_initial_times()
                 shutil.rmtree(self._temporary_path)
-            consolidate(self._path)
+            write_consolidated_metadata(self._path)
             self._group = self._open()
         for index in np.flatnonzero(np.isin(self._initial_minutes, requested_minutes)):
             self._require_initial_time(index)
 
     def _move_arrays_over_initial_times(self) -> None:
-        """Replace the arrays over initial times with the arrays of the temporary store, in the order of `_extend`."""
+        """Replace the arrays over initial times with the arrays of the temporary store; see `_extend` for the order."""
         # False sorts before True, so the array of initial times comes last, and the metadata of each array come last.
         names = sorted(self._find_arrays_over_initial_times(), key=lambda name: name == self._time_names.init)
         for name in names:
@@ -382,7 +382,7 @@ class ZarrStore:
     def _create(self) -> None:
         """Create the store under a temporary name and rename it, so that no process opens an incomplete store."""
         self._create_temporary()
-        consolidate(self._temporary_path)
+        write_consolidated_metadata(self._temporary_path)
         try:
             os.replace(self._temporary_path, self._path)
         except OSError:

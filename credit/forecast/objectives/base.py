@@ -106,8 +106,8 @@ class Objective(ABC):
 
     Attributes:
         supports_domain: True if the class supports domain parallelism, in which this rank has the part
-            ``stepper.domain.part`` of the fields. With domain parallelism, all other classes are an error. A subclass
-            does not inherit the attribute, and must declare it again.
+            ``stepper.domain.part`` of the fields. With domain parallelism, a class without this support is an
+            error. A subclass does not inherit the attribute, and must declare it again.
     """
 
     supports_domain: ClassVar[bool] = False

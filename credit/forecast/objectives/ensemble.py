@@ -217,7 +217,7 @@ class EnsembleRollout(Objective):
             chunk: members to compute.
             micro_step: settings of the micro-step.
             is_last_backward: True if the backward pass of this chunk is the last of the micro-step. If the micro-step
-                reduces gradients, this pass does it.
+                reduces gradients, they are reduced in this pass.
         """
         num_steps = max(micro_step.loss_steps)
         # The seed is derived from all fields of all keys: seed, initial time, member and optimizer step.

@@ -72,8 +72,8 @@ class Postprocess:
         corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
             earlier entries are not enforced again on these channels.
         supports_domain: True if the class supports domain parallelism (`PostprocessContext.domain`). With domain
-            parallelism, all other classes are an error. A subclass does not inherit the attribute, and must declare it
-            again.
+            parallelism, a class without this support is an error. A subclass does not inherit the attribute, and must
+            declare it again.
     """
 
     corrected_channels: Sequence[int] = ()
@@ -196,7 +196,7 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     Raises:
         ConfigError: if the levels, units, temporal meaning or mask of a variable do not fit an entry.
     """
-    entries = add_data_bounds(entries, context.data, context.channels)
+    entries = add_clamps_for_data_bounds(entries, context.data, context.channels)
     context = replace(context, entries=tuple(entries.values()))
     postprocesses: list[Postprocess] = []
     for key, section in entries.items():
@@ -230,7 +230,7 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     return PostprocessChain(chain)
 
 
-def add_data_bounds(
+def add_clamps_for_data_bounds(
     entries: Mapping[str, PostprocessSection], data: DataConfig, channels: ChannelMap
 ) -> dict[str, PostprocessSection]:
     """Return the entries plus a clamp for each output variable with bounds in ``data.variable_options``.

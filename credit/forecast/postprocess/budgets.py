@@ -117,7 +117,7 @@ class ColumnIntegrator:
         return (x_BKHW * is_cut_BKHW).sum(dim=1) / GRAVITY
 
 
-def integrate_dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+def compute_global_mean_dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Return the global mean mass of dry air, (B,) in kg m-2: the integral of (1 - q) dp / g.
 
     Args:
@@ -128,7 +128,7 @@ def integrate_dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BK
     return columns.global_mean(columns.integrate(1.0 - water_BKHW.double(), pressure_BHW))
 
 
-def integrate_water(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+def compute_global_mean_water(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Return the global mean water in the air, (B,) in kg m-2: the integral of q dp / g.
 
     Args:
@@ -139,7 +139,7 @@ def integrate_water(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW:
     return columns.global_mean(columns.integrate(water_BKHW, pressure_BHW))
 
 
-def integrate_heat(
+def compute_global_mean_heat(
     columns: ColumnIntegrator, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor
 ) -> Tensor:
     """Return the global mean heat of the air, the integral of cp T dp / g, (B,) in J m-2.
@@ -159,7 +159,7 @@ def integrate_heat(
     return columns.global_mean(columns.integrate(heat_BKHW, pressure_BHW))
 
 
-def integrate_other_energy(
+def compute_global_mean_other_energy(
     columns: ColumnIntegrator,
     pressure_BHW: Tensor,
     humidity_BKHW: Tensor,
@@ -169,9 +169,9 @@ def integrate_other_energy(
 ) -> Tensor:
     """Return the global mean of latent, kinetic and surface potential energy, (B,) in J m-2.
 
-    The energy is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g. The sum of `integrate_heat` and this function
-    is the total energy of the air. The height of the layers is not needed: in a hydrostatic column, internal energy
-    plus potential energy equals the integral of cp T plus the surface geopotential.
+    The energy is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g. The sum of `compute_global_mean_heat` and
+    this function is the total energy of the air. The height of the layers is not needed: in a hydrostatic column,
+    internal energy plus potential energy equals the integral of cp T plus the surface geopotential.
 
     Args:
         columns: integrator for the levels and grid of the run.
@@ -209,7 +209,7 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
     # exact. On pressure levels the ground may cross the edge of a layer, so a second iteration is needed.
     num_iterations = 1 if columns.is_linear else 2
     for _ in range(num_iterations):
-        missing_B = target_B - integrate_dry_mass(columns, pressure_BHW, water_BKHW)
+        missing_B = target_B - compute_global_mean_dry_mass(columns, pressure_BHW, water_BKHW)
         # Derivative of the mass with respect to the factor, at a factor of 1.
         derivative_BHW = columns.differentiate_integral(1.0 - water_BKHW.double(), pressure_BHW)
         derivative_B = columns.global_mean(pressure_BHW * derivative_BHW)
@@ -240,7 +240,7 @@ def close_energy(target_B: Tensor, temperature_BKHW: Tensor, heat_B: Tensor) -> 
     Args:
         target_B: global mean heat that closes the energy budget, J m-2.
         temperature_BKHW: temperature, K.
-        heat_B: global mean heat of `temperature_BKHW` from `integrate_heat`, J m-2.
+        heat_B: global mean heat of `temperature_BKHW` from `compute_global_mean_heat`, J m-2.
 
     Returns:
         (B, K, H, W) float64 temperature, K.

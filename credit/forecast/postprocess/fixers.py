@@ -19,7 +19,7 @@ from credit.forecast.postprocess import budgets
 from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
 from credit.forecast.postprocess.budgets import ColumnIntegrator
 from credit.forecast.postprocess.clamp import find_output_bounds
-from credit.forecast.postprocess.physical_fields import ChannelSlice, StepFields, VariableResolver
+from credit.forecast.postprocess.physical_fields import ChannelFinder, ChannelSlice, StepFields
 from credit.forecast.postprocess.section import BudgetSection, DryMassSection, EnergySection, WaterSection
 from credit.models.kernels.autocast import without_autocast
 
@@ -63,11 +63,11 @@ class BudgetFixer(Postprocess):
         assert context.layers is not None, "a run with budgets has layers"
         self._columns = ColumnIntegrator(context.layers, context.grid, context.device, context.domain)
         self._normalizer = context.normalizer
-        self._resolver = VariableResolver(context)
-        pressure = self._resolver.resolve_field("surface_pressure", section.surface_pressure, "pressure")
+        self._channel_finder = ChannelFinder(context)
+        pressure = self._channel_finder.find_field_channels("surface_pressure", section.surface_pressure, "pressure")
         water = []
         for name in section.water:
-            water.append(self._resolver.resolve_field("specific_humidity", name, "mass fraction of water"))
+            water.append(self._channel_finder.find_field_channels("specific_humidity", name, "mass fraction of water"))
         self._air = AirMassChannels(pressure, tuple(water))
         # This fixer and the fixers merged into it, in the order of their application.
         self._sequence: list[BudgetFixer] = [self]
@@ -91,7 +91,7 @@ class BudgetFixer(Postprocess):
         self._sequence = [*self._sequence, *following._sequence]
         return self
 
-    def _set_corrected(self, variable: ChannelSlice) -> None:
+    def _set_corrected_variable(self, variable: ChannelSlice) -> None:
         """Set the variable that the fixer corrects; each subclass calls this method in its constructor."""
         self._corrected = variable
         self.corrected_channels = variable.rows
@@ -108,11 +108,11 @@ class DryMassFixer(BudgetFixer):
 
     def __init__(self, context: PostprocessContext, section: DryMassSection) -> None:
         super().__init__(context, section)
-        self._set_corrected(self._air.pressure)
+        self._set_corrected_variable(self._air.pressure)
 
     def fix(self, fields: StepFields) -> None:
         """Correct surface pressure in `fields`, so that the global mass of dry air does not change over the step."""
-        target_B = budgets.integrate_dry_mass(self._columns, *self._air.before(fields))
+        target_B = budgets.compute_global_mean_dry_mass(self._columns, *self._air.before(fields))
         closed_BHW = budgets.close_dry_mass(self._columns, target_B, *self._air.after(fields))
         fields.correct(self._corrected, closed_BHW[:, None])
 
@@ -133,7 +133,7 @@ class WaterFixer(BudgetFixer):
     def __init__(self, context: PostprocessContext, section: WaterSection) -> None:
         super().__init__(context, section)
         # Water that leaves the air, kg m-2 per step.
-        precipitation = self._resolver.resolve_flux("precipitation", section.precipitation, "water", 1.0)
+        precipitation = self._channel_finder.find_flux_channel("precipitation", section.precipitation, "water", 1.0)
         minimum, _ = find_output_bounds(context, section.precipitation)
         if minimum < 0:
             raise ConfigError(
@@ -144,14 +144,14 @@ class WaterFixer(BudgetFixer):
         sign = -1.0
         if section.evaporation_positive == "up":
             sign = 1.0
-        self._evaporation = self._resolver.resolve_flux("evaporation", section.evaporation, "water", sign)
-        self._set_corrected(precipitation)
+        self._evaporation = self._channel_finder.find_flux_channel("evaporation", section.evaporation, "water", sign)
+        self._set_corrected_variable(precipitation)
 
     def fix(self, fields: StepFields) -> None:
         """Correct precipitation in `fields`, so that the global water budget of the step is closed."""
         columns = self._columns
-        water_before_B = budgets.integrate_water(columns, *self._air.before(fields))
-        water_after_B = budgets.integrate_water(columns, *self._air.after(fields))
+        water_before_B = budgets.compute_global_mean_water(columns, *self._air.before(fields))
+        water_after_B = budgets.compute_global_mean_water(columns, *self._air.after(fields))
         evaporated_B = columns.global_mean(fields.after(self._evaporation)[:, 0])
         target_B = evaporated_B - (water_after_B - water_before_B)
         closed_BHW = budgets.close_water(columns, target_B, fields.after(self._corrected)[:, 0])
@@ -174,25 +174,27 @@ class EnergyFixer(BudgetFixer):
 
     def __init__(self, context: PostprocessContext, section: EnergySection) -> None:
         super().__init__(context, section)
-        resolver = self._resolver
+        channel_finder = self._channel_finder
         self._wind = (
-            resolver.resolve_field("eastward_wind", section.eastward_wind, "wind"),
-            resolver.resolve_field("northward_wind", section.northward_wind, "wind"),
+            channel_finder.find_field_channels("eastward_wind", section.eastward_wind, "wind"),
+            channel_finder.find_field_channels("northward_wind", section.northward_wind, "wind"),
         )
         # Energy that enters the air, J m-2 per step: downwards through the top, upwards through the surface.
         signs = {"top_down": 1.0, "top_up": -1.0, "surface_down": -1.0, "surface_up": 1.0}
         self._fluxes: list[ChannelSlice] = []
         for key, sign in signs.items():
             for name in getattr(section, key):
-                self._fluxes.append(resolver.resolve_flux(key, name, "energy", sign))
-        temperature = resolver.resolve_field("temperature", section.temperature, "temperature")
-        self._ground_HW = resolver.resolve_ground("surface_geopotential", section.surface_geopotential)
-        self._set_corrected(temperature)
+                self._fluxes.append(channel_finder.find_flux_channel(key, name, "energy", sign))
+        temperature = channel_finder.find_field_channels("temperature", section.temperature, "temperature")
+        self._ground_HW = channel_finder.compute_surface_geopotential(
+            "surface_geopotential", section.surface_geopotential
+        )
+        self._set_corrected_variable(temperature)
 
     def fix(self, fields: StepFields) -> None:
         """Correct temperature in `fields`, so that the global energy budget of the step is closed."""
-        heat_before_B, rest_before_B = self._integrate_energy(fields.before)
-        heat_after_B, rest_after_B = self._integrate_energy(fields.after)
+        heat_before_B, rest_before_B = self._compute_global_mean_energy(fields.before)
+        heat_after_B, rest_after_B = self._compute_global_mean_energy(fields.after)
         net_flux_BHW = sum(fields.after(flux)[:, 0] for flux in self._fluxes)
         gained_B = self._columns.global_mean(net_flux_BHW)
         # Only the heat depends on temperature, so the heat must balance the fluxes and the change of all other energy.
@@ -200,7 +202,7 @@ class EnergyFixer(BudgetFixer):
         closed_BKHW = budgets.close_energy(target_B, fields.after(self._corrected), heat_after_B)
         fields.correct(self._corrected, closed_BKHW)
 
-    def _integrate_energy(self, read_variable: Callable[[ChannelSlice], Tensor]) -> tuple[Tensor, Tensor]:
+    def _compute_global_mean_energy(self, read_variable: Callable[[ChannelSlice], Tensor]) -> tuple[Tensor, Tensor]:
         """Return the global mean heat (cp T) of the air, and the global mean of its other energy, both (B,) in J m-2.
 
         Args:
@@ -211,8 +213,10 @@ class EnergyFixer(BudgetFixer):
         humidity_BKHW = read_variable(self._air.water[0])
         u_BKHW = read_variable(self._wind[0])
         v_BKHW = read_variable(self._wind[1])
-        heat_B = budgets.integrate_heat(self._columns, pressure_BHW, read_variable(self._corrected), humidity_BKHW)
-        rest_B = budgets.integrate_other_energy(
+        heat_B = budgets.compute_global_mean_heat(
+            self._columns, pressure_BHW, read_variable(self._corrected), humidity_BKHW
+        )
+        rest_B = budgets.compute_global_mean_other_energy(
             self._columns, pressure_BHW, humidity_BKHW, u_BKHW, v_BKHW, self._ground_HW
         )
         return heat_B, rest_B

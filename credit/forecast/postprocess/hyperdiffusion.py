@@ -135,9 +135,9 @@ class WaveFilter:
         self._zonal_factor = torch.exp(-efoldings * relative_zonal_wave**order).float().to(device)
         self._sign_C11 = torch.where(vector_C, -1.0, 1.0)[:, None, None]
         self._unmasked_C11 = unmasked_C[:, None, None]
-        self._passes = None if domain is None else WaveFilterExchange(domain)
-        if self._passes is not None:
-            self._zonal_factor = self._zonal_factor[self._passes.rows.start : self._passes.rows.stop]
+        self._exchange = None if domain is None else WaveFilterExchange(domain)
+        if self._exchange is not None:
+            self._zonal_factor = self._zonal_factor[self._exchange.rows.start : self._exchange.rows.stop]
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the fields with damped short waves.
@@ -149,10 +149,10 @@ class WaveFilter:
         Returns:
             (B, C, H, W) float32.
         """
-        if self._passes is None:
+        if self._exchange is None:
             damped_BCHW = self._damp_zonally(self._damp_meridionally(x_BCHW))
         else:
-            damped_BCHW = self._passes.apply(x_BCHW, self._damp_meridionally, self._damp_zonally)
+            damped_BCHW = self._exchange.apply(x_BCHW, self._damp_meridionally, self._damp_zonally)
         return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
 
     def _damp_meridionally(self, x_BCHW: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ class WaveFilterExchange:
         # If there are more ranks than rows (or pairs of columns), several ranks compute the same rows (or pairs).
         pairs = divide_axis(width // 2, domain.num_ranks)
         rows = divide_axis(height, domain.num_ranks)
-        meridians = [_list_meridians(columns, width, height) for columns in pairs.held]
-        owned_meridians = [_list_meridians(columns, width, height) for columns in pairs.owned]
+        meridians = [_build_meridian_cells(columns, width, height) for columns in pairs.held]
+        owned_meridians = [_build_meridian_cells(columns, width, height) for columns in pairs.owned]
         circles = [Cells(part, range(width)) for part in rows.held]
         owned_circles = [Cells(part, range(width)) for part in rows.owned]
         self.rows = rows.held[dist.get_rank(domain.group)]
@@ -228,7 +228,7 @@ class WaveFilterExchange:
         return self._to_parts.exchange_fields(rows_BCHW)
 
 
-def _list_meridians(columns: range, width: int, height: int) -> Cells:
+def _build_meridian_cells(columns: range, width: int, height: int) -> Cells:
     """Return all cells of some columns of the western half of the grid, followed by all cells of the opposite columns.
 
     Args:

@@ -129,7 +129,7 @@ class StepFields:
         return self._decoded[key]
 
 
-class VariableResolver:
+class ChannelFinder:
     """Lookup of the channels and units of the variables that an entry of ``model.postprocess`` names.
 
     In all methods, `key` is the key of the entry that contains the name of the variable, such as ``specific_humidity``.
@@ -141,7 +141,7 @@ class VariableResolver:
     def __init__(self, context: PostprocessContext) -> None:
         self._context = context
 
-    def resolve_field(self, key: str, name: str, quantity: str) -> ChannelSlice:
+    def find_field_channels(self, key: str, name: str, quantity: str) -> ChannelSlice:
         """Return the channels of a prognostic variable, which must be on all levels of the run or have no levels.
 
         Args:
@@ -166,7 +166,7 @@ class VariableResolver:
         factor = self._find_factor(key, name, _SI_FACTORS[quantity], quantity)
         return ChannelSlice("output", rows, factor)
 
-    def resolve_flux(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
+    def find_flux_channel(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
         """Return the channel of a flux, with the factor that gives the amount per step in kg m-2 or J m-2.
 
         Args:
@@ -213,7 +213,7 @@ class VariableResolver:
             seconds = context.data.step_minutes * 60.0
         return ChannelSlice(group, (row,), sign * factor * seconds)
 
-    def resolve_ground(self, key: str, name: str) -> Tensor:
+    def compute_surface_geopotential(self, key: str, name: str) -> Tensor:
         """Return the surface geopotential, (H, W) float64, m2 s-2.
 
         Args:

@@ -23,14 +23,14 @@ class Collective(NamedTuple):
         bytes: bytes of the result on each rank.
         stride: difference between the numbers of consecutive ranks that take part. Ranks with consecutive numbers are
             on the same node.
-        blocks: True if the kernels wait for the collective, False if kernels run at the same time.
+        is_blocking: True if the kernels wait for the collective, False if kernels run at the same time.
     """
 
     kind: str
     ranks: int
     bytes: int
     stride: int = 1
-    blocks: bool = True
+    is_blocking: bool = True
 
 
 def read_collective(func: Any, arguments: Sequence[Any], result: Any) -> tuple[str, int] | None:

@@ -18,7 +18,7 @@ from credit.parallel.mesh import ParallelDims
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MuonMatrix:
     """Matrix that Muon updates.
 
     Attributes:
@@ -50,7 +50,7 @@ class Matrix:
         return round(self.elements / self.num_parts(degrees)) * self.element_bytes
 
 
-def read_matrices(matrices: Mapping[nn.Parameter, int]) -> tuple[Matrix, ...]:
+def read_matrices(matrices: Mapping[nn.Parameter, int]) -> tuple[MuonMatrix, ...]:
     """Return the sizes and the division of the matrices that Muon updates.
 
     Args:
@@ -60,12 +60,12 @@ def read_matrices(matrices: Mapping[nn.Parameter, int]) -> tuple[Matrix, ...]:
     for parameter, output_dim in matrices.items():
         axis = parameter.device_mesh.mesh_dim_names[-1] if isinstance(parameter, DTensor) else ""
         flops = count_matrix_operations(parameter, output_dim)
-        planned_matrices.append(Matrix(parameter.numel(), parameter.element_size(), flops, axis, output_dim))
+        planned_matrices.append(MuonMatrix(parameter.numel(), parameter.element_size(), flops, axis, output_dim))
     return tuple(planned_matrices)
 
 
 def estimate_matrix_seconds(
-    matrices: Sequence[Matrix], degrees: ParallelDims, trainer: TrainerConfig, gpu: Gpu
+    matrices: Sequence[MuonMatrix], degrees: ParallelDims, trainer: TrainerConfig, gpu: Gpu
 ) -> float:
     """Estimate the seconds of Muon's matrix products on the rank with the most products, without the exchange of parts.
 
@@ -93,7 +93,7 @@ def estimate_matrix_seconds(
     return gpu.estimate_kernel_seconds(rate, flops, 0.0)
 
 
-def count_matrix_collectives(matrices: Sequence[Matrix], degrees: ParallelDims) -> Counter[Collective]:
+def count_matrix_collectives(matrices: Sequence[MuonMatrix], degrees: ParallelDims) -> Counter[Collective]:
     """Return the calls of the collectives with which Muon collects matrices and returns their updates.
 
     Each bucket of matrices needs two all-to-all exchanges. `trainer.learning_rate_factors` divides the matrices into
@@ -123,7 +123,7 @@ def count_matrix_collectives(matrices: Sequence[Matrix], degrees: ParallelDims) 
     return collectives
 
 
-def bound_update_bytes(matrices: Sequence[Matrix], degrees: ParallelDims) -> int:
+def bound_update_bytes(matrices: Sequence[MuonMatrix], degrees: ParallelDims) -> int:
     """Return an upper bound of the bytes of temporary tensors in Muon's update on a rank.
 
     At this time, activations are already free. A rank stores the gradients and directions of its parts. It also stores
@@ -145,7 +145,7 @@ def bound_update_bytes(matrices: Sequence[Matrix], degrees: ParallelDims) -> int
     return most_bytes
 
 
-def _divide_work(matrices: Sequence[Matrix], degrees: ParallelDims) -> Iterator[tuple[list[Matrix], list[int]]]:
+def _divide_work(matrices: Sequence[MuonMatrix], degrees: ParallelDims) -> Iterator[tuple[list[MuonMatrix], list[int]]]:
     """Yield (matrices of a bucket, owner of each matrix) for all divided matrices; an owner is a number of a rank.
 
     Matrices on different meshes, or with different output dimensions, are in different buckets.
@@ -154,7 +154,7 @@ def _divide_work(matrices: Sequence[Matrix], degrees: ParallelDims) -> Iterator[
         matrices: matrices of the network.
         degrees: number of ranks along each axis of the mesh.
     """
-    groups: dict[tuple[str, int], list[Matrix]] = {}
+    groups: dict[tuple[str, int], list[MuonMatrix]] = {}
     for matrix in matrices:
         if matrix.num_parts(degrees) > 1:
             groups.setdefault((matrix.split_axis, matrix.output_dim), []).append(matrix)

@@ -36,18 +36,18 @@ class Weight:
         rows: length of the first dimension, which FSDP2 divides.
         row_elements: number of elements in a row.
         element_bytes: bytes of an element.
-        trains: True if the weight has a gradient, False if it is frozen.
-        averaged: True if sequence parallelism averages the gradient of the weight over the tensor-parallel ranks, if
-            the weight is in a unit with split weights. False for split weights, and for whole weights that belong to a
-            split weight, such as adapters.
+        is_trained: True if the weight has a gradient, False if it is frozen.
+        needs_gradient_average: True if sequence parallelism must average the gradient over the tensor-parallel ranks.
+            This is necessary only in units with split weights. False for split weights, and for whole weights that
+            belong to a split weight, such as adapters.
         moments: number of optimizer tensors with the size of the weight.
     """
 
     rows: int
     row_elements: int
     element_bytes: int
-    trains: bool
-    averaged: bool
+    is_trained: bool
+    needs_gradient_average: bool
     moments: int = ADAMW_MOMENTS
 
     def elements_per_rank(self, num_ranks: int) -> int:
@@ -61,20 +61,21 @@ class ShardUnit:
 
     Attributes:
         weights: weights of the unit.
-        split: True if tensor parallelism has split at least one of the weights. FSDP2 then shards the unit only over
-            the axes `shard` and `domain`. Units without split weights are also sharded over the tensor-parallel ranks.
+        has_split_weights: True if tensor parallelism has split at least one of the weights. FSDP2 then shards the unit
+            only over the axes `shard` and `domain`. Units without split weights are also sharded over the
+            tensor-parallel ranks.
         stays_gathered: True if the gathered weights are kept from the forward pass to the backward pass, False if they
             are freed and gathered again.
     """
 
     weights: tuple[Weight, ...]
-    split: bool
+    has_split_weights: bool
     stays_gathered: bool
 
     def num_ranks(self, degrees: ParallelDims) -> int:
         """Return the number of ranks over which FSDP2 shards the unit."""
         num_shards = degrees.shard * degrees.domain
-        if self.split:
+        if self.has_split_weights:
             return num_shards
         return num_shards * degrees.tensor
 
@@ -88,7 +89,7 @@ class ShardUnit:
         ranks = self.num_ranks(degrees)
         num_elements = 0
         for weight in self.weights:
-            if weight.trains or not training:
+            if weight.is_trained or not training:
                 num_elements += weight.elements_per_rank(ranks)
         return num_elements
 
@@ -109,13 +110,13 @@ class ShardUnit:
         """
         num_elements = 0
         for weight in self.weights:
-            if weight.trains or not training:
+            if weight.is_trained or not training:
                 num_elements += weight.elements_per_rank(1)
         return num_elements
 
 
 @dataclass(frozen=True)
-class Precision:
+class ElementBytes:
     """Bytes of an element in the collectives of FSDP2; 4 is float32, 2 is bfloat16.
 
     Attributes:
@@ -128,8 +129,8 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Numbers that determine the number of forward and backward passes in an optimizer step.
+class PassSchedule:
+    """Numbers of micro-steps, rollout steps and member batches, which determine the passes of an optimizer step.
 
     Attributes:
         micro_steps: number of micro-steps in which gradients are accumulated.
@@ -194,20 +195,20 @@ class Memory:
     host: bool = False
 
     @property
-    def states(self) -> int:
-        """Bytes of the tensors that the update of the optimizer reads or writes."""
+    def state_bytes(self) -> int:
+        """Bytes of weights, gradients, optimizer state and moving average, which an update reads or writes."""
         return self.parameters + self.gradients + self.optimizer + self.average
 
     @property
-    def device(self) -> int:
+    def device_bytes(self) -> int:
         """Upper bound of the bytes in GPU memory."""
         always_on_device = self.buffers + self.fields + self.activations + self.gathered + self.reduced
         if self.host:
             return always_on_device
-        return always_on_device + self.states
+        return always_on_device + self.state_bytes
 
 
-def read_units(
+def read_sharding_units(
     model: nn.Module, reshard_after_forward: bool, matrices: Collection[nn.Parameter] = ()
 ) -> tuple[ShardUnit, ...]:
     """Return the sharding units of a model, last layers first; a model without FSDP2 is a single unit.
@@ -230,7 +231,7 @@ def read_units(
         is_outside_blocks = module is model
         unit = ShardUnit(
             weights=tuple(_describe_weight(parameter, parameter in matrices) for parameter in parameters),
-            split=any(_split_dim(parameter) is not None for parameter in parameters),
+            has_split_weights=any(_split_dim(parameter) is not None for parameter in parameters),
             stays_gathered=not reshard_after_forward or begins_backward or is_outside_blocks,
         )
         units.append(unit)
@@ -258,7 +259,7 @@ def compute_state_memory(
         for weight in unit.weights:
             shard_bytes = weight.element_bytes * weight.elements_per_rank(unit.num_ranks(degrees))
             all_bytes += shard_bytes
-            if weight.trains:
+            if weight.is_trained:
                 trained_bytes += shard_bytes
                 optimizer_bytes += weight.moments * shard_bytes
                 if weight.moments == ADAMW_MOMENTS:
@@ -276,7 +277,7 @@ def compute_state_memory(
 
 
 def bound_in_flight_memory(
-    units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
+    units: Sequence[ShardUnit], degrees: ParallelDims, precision: ElementBytes, schedule: PassSchedule
 ) -> tuple[int, int]:
     """Return upper bounds, in bytes, of the gathered weights and of the unreduced gradients of FSDP2.
 

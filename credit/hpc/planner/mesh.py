@@ -21,29 +21,29 @@ from credit.config.sections.execution import MixedPrecisionConfig
 from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import Gpu
 from credit.hpc.planner.matrices import (
-    Matrix,
+    MuonMatrix,
     bound_update_bytes,
     count_matrix_collectives,
     estimate_matrix_seconds,
     read_matrices,
 )
 from credit.hpc.planner.memory import (
+    ElementBytes,
     Memory,
-    Precision,
     ShardUnit,
     bound_in_flight_memory,
     compute_state_memory,
     count_buffer_bytes,
     count_exchange_bytes,
-    read_units,
+    read_sharding_units,
 )
 from credit.hpc.planner.planned_run import Checkpointing, MemberBatches, PlannedRun
 from credit.hpc.planner.times import estimate_collective_seconds, estimate_step_seconds
 from credit.hpc.planner.trace import Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
-    count_iteration_collectives,
     count_member_collectives,
     count_power_iteration_bytes,
+    count_power_iteration_collectives,
     count_sequence_collectives,
     count_sharding_collectives,
 )
@@ -108,7 +108,7 @@ class MeshPlan:
         return self.samples / self.step_seconds
 
     @property
-    def works(self) -> bool:
+    def is_usable(self) -> bool:
         """True if the run can use this mesh: the memory fits, and there are enough samples for a step."""
         return self.fits and self.steps > 0
 
@@ -120,7 +120,8 @@ class _NetworkProperties:
     Attributes:
         units: sharding units.
         buffers: bytes of the buffers on a rank.
-        iterated: bytes that power iterations of spectral norm sum over ranks, see `count_power_iteration_bytes`.
+        power_iteration_bytes: bytes that power iterations of spectral norm sum over ranks, see
+            `count_power_iteration_bytes`.
         autocast: True if the network runs under autocast.
         precision: bytes of an element in FSDP2's collectives.
         dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
@@ -130,12 +131,12 @@ class _NetworkProperties:
 
     units: tuple[ShardUnit, ...]
     buffers: int
-    iterated: Mapping[str, tuple[int, int]]
+    power_iteration_bytes: Mapping[str, tuple[int, int]]
     autocast: bool
-    precision: Precision
+    precision: ElementBytes
     dtypes: tuple[torch.dtype, ...]
     field_ranks: tuple[int, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[MuonMatrix, ...]
 
 
 class Planner:
@@ -180,10 +181,10 @@ class Planner:
         """
         run = self._run
         members = run.member_batches(degrees, members_at_once)
-        schedule = run.schedule(members)
+        schedule = run.build_pass_schedule(members)
         trainer = run.trainer
         sharded = data != "none"
-        network = self._read_network(sharded, degrees.tensor, degrees.domain)
+        network = self._get_network_properties(sharded, degrees.tensor, degrees.domain)
         trace = self._trace_step(sharded, degrees.tensor, degrees.domain, checkpointing, members)
 
         # Memory: weights and optimizer state, then the temporary tensors of a step.
@@ -193,7 +194,7 @@ class Planner:
         activations = trace.activations + count_exchange_bytes(output_bytes, run.gathers_members, degrees)
         activations = max(activations, bound_update_bytes(network.matrices, degrees))  # free before the update
         memory = replace(memory, fields=trace.constants, activations=activations)
-        collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
+        collectives = trace.collectives + count_power_iteration_collectives(network.power_iteration_bytes, degrees)
         collectives += count_matrix_collectives(network.matrices, degrees)
         exchanges = run.num_loss_steps * schedule.micro_steps
         collectives += count_member_collectives(output_bytes, run.gathers_members, exchanges, degrees)
@@ -221,27 +222,27 @@ class Planner:
             steps=run.count_steps(degrees),
             hours=0.0,
             megawatt_hours=0.0,
-            fits=memory.device <= self._gpu.usable_bytes,
+            fits=memory.device_bytes <= self._gpu.usable_bytes,
         )
         return self._with_hours(plan)
 
     def _with_hours(self, plan: MeshPlan) -> MeshPlan:
-        """Return a plan with the hours and the energy of the whole run."""
+        """Return a copy of a mesh plan that includes the hours and the energy of the whole run."""
         # The time of a rollout is assumed to be proportional to its length.
         hours = plan.steps * plan.step_seconds * self._run.mean_rollout_fraction / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * plan.degrees.world * self._gpu.watts / 1e6)
 
-    def require_domain(self, domain: int) -> None:
+    def require_divisible_fields(self, domain: int) -> None:
         """Require that the fields of the network can be divided among `domain` ranks.
 
         Raises:
             ConfigError: if this division is not possible; the message contains the reason.
         """
         if domain > 1:
-            self._read_network(True, 1, domain)
+            self._get_network_properties(True, 1, domain)
 
-    def _read_network(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
-        """Return the properties of the network at a degree of tensor and domain parallelism; the results are cached.
+    def _get_network_properties(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
+        """Return the properties of the network for these degrees of tensor and domain parallelism; results are cached.
 
         Args:
             sharded: True if FSDP2 shards the network.
@@ -249,30 +250,33 @@ class Planner:
             domain: number of ranks of a domain group.
         """
         if (sharded, tensor, domain) not in self._properties:
-            self._properties[sharded, tensor, domain] = self._build_properties(sharded, tensor, domain)
+            self._properties[sharded, tensor, domain] = self._build_network_properties(sharded, tensor, domain)
         return self._properties[sharded, tensor, domain]
 
-    def _build_properties(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
-        """Build the network on the meta device, and return its properties; for the arguments see `_read_network`."""
+    def _build_network_properties(self, sharded: bool, tensor: int, domain: int) -> _NetworkProperties:
+        """Build the network on the meta device, and return its properties.
+
+        For the arguments see `_get_network_properties`.
+        """
         trainer = self._run.trainer
-        with self._smallest_mesh(tensor, domain) as mesh:
+        with self._open_fake_mesh(tensor, domain) as mesh:
             model, autocast = self._run.step_builder.build_network(mesh, sharded, trainer.activation_checkpoint)
             self.parameters = sum(parameter.numel() for parameter in model.parameters())
             # Mixed precision is done by either autocast or FSDP2. With autocast, FSDP2's collectives use float32.
-            precision = Precision()
+            precision = ElementBytes()
             dtypes: tuple[torch.dtype, ...] = ()
             if trainer.amp and not autocast:
                 policy = trainer.fsdp2_mp_policy or MixedPrecisionConfig()
                 param_dtype = getattr(torch, policy.param_dtype)
                 reduce_dtype = getattr(torch, policy.reduce_dtype)
-                precision = Precision(param_dtype.itemsize, reduce_dtype.itemsize)
+                precision = ElementBytes(param_dtype.itemsize, reduce_dtype.itemsize)
                 dtypes = (param_dtype, getattr(torch, policy.output_dtype))
             matrices = find_muon_matrices(model) if trainer.optimizer == "muon" else {}
-            units = read_units(model, trainer.parallelism.reshard_after_forward, matrices)
+            units = read_sharding_units(model, trainer.parallelism.reshard_after_forward, matrices)
             return _NetworkProperties(
                 units=units,
                 buffers=count_buffer_bytes(model),
-                iterated=count_power_iteration_bytes(model),
+                power_iteration_bytes=count_power_iteration_bytes(model),
                 autocast=autocast,
                 precision=precision,
                 dtypes=dtypes,
@@ -292,12 +296,12 @@ class Planner:
             checkpointing: value of ``trainer.activation_checkpoint``.
             members: ensemble members that the rank computes for each sample.
         """
-        network = self._read_network(sharded, tensor, domain)
+        network = self._get_network_properties(sharded, tensor, domain)
         step_builder = self._run.step_builder
-        schedule = self._run.schedule(members)
+        schedule = self._run.build_pass_schedule(members)
 
         def trace_field_rank(field_rank: int, rollout: int) -> Trace:
-            with self._smallest_mesh(tensor, domain, field_rank) as mesh:
+            with self._open_fake_mesh(tensor, domain, field_rank) as mesh:
                 model, _ = step_builder.build_network(mesh, False, checkpointing)
                 return trace_step(
                     model,
@@ -332,8 +336,10 @@ class Planner:
         return self._traces[key]
 
     @contextmanager
-    def _smallest_mesh(self, tensor: int, domain: int, field_rank: int = 0) -> Iterator[DeviceGrid]:
-        """Context with the smallest mesh, in a fake process group, that splits and shards the network as in the run.
+    def _open_fake_mesh(self, tensor: int, domain: int, field_rank: int = 0) -> Iterator[DeviceGrid]:
+        """Context that opens a fake process group, and yields the smallest mesh with the run's kinds of parallelism.
+
+        On this mesh, the network is split and sharded as in the run.
 
         Args:
             tensor: number of tensor-parallel ranks.

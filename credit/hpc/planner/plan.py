@@ -23,8 +23,8 @@ class Plan:
     Attributes:
         gpu: GPU of each rank.
         parameters: number of parameters of the network.
-        meshes: plans of all meshes. The recommended mesh is the first, followed by the other meshes that work (fastest
-            first) and the meshes that do not work.
+        meshes: plans of all meshes. The recommended mesh is the first, followed by the other usable meshes (fastest
+            first) and the meshes that the run cannot use.
         configured: plan of the mesh that the config sets.
         checkpointing: value of ``trainer.activation_checkpoint`` -> plan of the recommended mesh with this value; only
             values that the network supports.
@@ -86,10 +86,10 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         meshes[configured_key] = planner.plan_mesh(*configured_key, run.trainer.activation_checkpoint)
     ordered_meshes = _order_meshes(list(meshes.values()))
     best = ordered_meshes[0]
-    if not best.works:
+    if not best.is_usable:
         # If no mesh fits, the message suggests changes for the mesh that needs the least memory.
         possible_meshes = [mesh for mesh in ordered_meshes if mesh.steps]
-        best = min(possible_meshes, key=lambda mesh: mesh.memory.device)
+        best = min(possible_meshes, key=lambda mesh: mesh.memory.device_bytes)
     checkpointing = {}
     for kind in CHECKPOINTING:
         try:
@@ -103,7 +103,7 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         members_at_once[number] = planner.plan_mesh(
             best.data, best.degrees, run.trainer.activation_checkpoint, members_at_once=number
         )
-    if not best.works:
+    if not best.is_usable:
         raise ConfigError(_describe_misfit(run, best, checkpointing, gpu))
     return Plan(
         gpu,
@@ -151,10 +151,10 @@ def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
     first. Its speed depends least on the assumption that collectives and kernels run at the same time.
     """
     # Meshes that work come first, because False sorts before True; among them, the fastest comes first.
-    ordered = sorted(meshes, key=lambda mesh: (not mesh.works, -mesh.samples_per_second))
+    ordered = sorted(meshes, key=lambda mesh: (not mesh.is_usable, -mesh.samples_per_second))
     least_speed = (1 - _SPEED_TOLERANCE) * ordered[0].samples_per_second
-    ties = [mesh for mesh in ordered if mesh.works and mesh.samples_per_second > least_speed]
-    # If no mesh works, there are no ties, and the order does not change.
+    ties = [mesh for mesh in ordered if mesh.is_usable and mesh.samples_per_second > least_speed]
+    # If no mesh is usable, there are no ties, and the order does not change.
     candidates = ties or ordered[:1]
     leader = min(candidates, key=lambda mesh: mesh.blocking_seconds + mesh.overlapped_seconds)
     return [leader, *(mesh for mesh in ordered if mesh is not leader)]
@@ -176,13 +176,13 @@ def _describe_misfit(
         if mesh.fits and kind != run.trainer.activation_checkpoint:
             remedies.append(f"trainer.activation_checkpoint: {str(kind).lower()}")
     for name in list_gpu_names():
-        if smallest.memory.device <= find_gpu(name).usable_bytes:
+        if smallest.memory.device_bytes <= find_gpu(name).usable_bytes:
             remedies.append(f"--gpu {name}")
     if run.trainer.train_batch_size > 1:
         remedies.append("a smaller trainer.train_batch_size")
     remedies = remedies or ["a smaller model or grid"]
     usable_gib = gpu.usable_bytes / 2**30
-    needed_gib = smallest.memory.device / 2**30
+    needed_gib = smallest.memory.device_bytes / 2**30
     return (
         f"--gpu: a run may use {usable_gib:.1f} GiB of {gpu.name}, but every mesh of {smallest.degrees.world} GPUs "
         f"needs at least {needed_gib:.1f} GiB; possible changes: {'; '.join(remedies)}"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from credit.config.sections.trainer import TrainerConfig
-from credit.hpc.planner.memory import Schedule
+from credit.hpc.planner.memory import PassSchedule
 from credit.parallel.mesh import DeviceGrid, ParallelDims
 
 Checkpointing = bool | Literal["selective"]
@@ -92,9 +92,9 @@ class PlannedRun:
     times_per_sample: int = 0
     bytes_per_time: int = 0
 
-    def schedule(self, members: MemberBatches) -> Schedule:
-        """Return the number of passes through the model in an optimizer step with the run's longest rollout."""
-        return Schedule(
+    def build_pass_schedule(self, members: MemberBatches) -> PassSchedule:
+        """Return the numbers of micro-steps, rollout steps and member batches in a step with the longest rollout."""
+        return PassSchedule(
             micro_steps=self.trainer.grad_accum_every,
             rollout=max(self.rollout.values()),
             recompute=self.trainer.recompute_steps,

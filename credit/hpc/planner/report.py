@@ -85,7 +85,7 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
     return "\n".join(lines)
 
 
-def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
+def plan_to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
     """Return the report of a plan for JSON, in bytes, seconds and hours; the key ``estimate`` has estimated values."""
     # The keys are written as in YAML: false, selective, true.
     checkpointing = {}
@@ -97,7 +97,7 @@ def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
         "usable_bytes": plan.gpu.usable_bytes,
         "recommended": _mesh_to_dict(plan.best),
         "checkpoint_files": count_checkpoint_files(plan.best, plan.gpu.per_node),
-        "reads": {"opens": count_opens(plan.best, run), "bytes_per_time": run.bytes_per_time},
+        "reads": {"opens": count_chunk_opens(plan.best, run), "bytes_per_time": run.bytes_per_time},
         "configured": _mesh_to_dict(plan.configured),
         "meshes": [_mesh_to_dict(mesh) for mesh in plan.meshes],
         "checkpointing": checkpointing,
@@ -126,8 +126,8 @@ def count_checkpoint_files(mesh: MeshPlan, ranks_per_node: int) -> int:
     return 3 * (num_nodes * files_per_node + 1) + 3
 
 
-def count_opens(mesh: MeshPlan, run: PlannedRun) -> int:
-    """Return how often all ranks together open a chunk of the training store in an optimizer step.
+def count_chunk_opens(mesh: MeshPlan, run: PlannedRun) -> int:
+    """Return the number of times that all ranks together open a chunk of the training store in an optimizer step.
 
     A chunk has all fields of a valid time. In a tensor-parallel or ensemble group, one rank opens the chunk and sends
     the fields to the other ranks. In a domain group, each rank opens the chunk.
@@ -141,7 +141,7 @@ def count_opens(mesh: MeshPlan, run: PlannedRun) -> int:
 
 def describe_reads(mesh: MeshPlan, run: PlannedRun) -> str:
     """Return a line of the report about the reads from the training store in an optimizer step."""
-    num_opens = count_opens(mesh, run)
+    num_opens = count_chunk_opens(mesh, run)
     # If a chunk has blocks, or a copy on the node, the ranks of a domain group together read the chunk only once.
     read_bytes = num_opens // mesh.degrees.domain * run.bytes_per_time
     rates = f"{num_opens / mesh.step_seconds:.0f} opens/s, {read_bytes / 1e9 / mesh.step_seconds:.3g} GB/s"
@@ -236,7 +236,7 @@ def _format_meshes(plan: Plan) -> list[str]:
         sequence = " sequence parallel" if degrees.sequence_parallel else ""
         rows.append(
             f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.domain} x {degrees.tensor}{sequence} "
-            f"| {mesh.memory.device / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
+            f"| {mesh.memory.device_bytes / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
             f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )
     if len(plan.meshes) > len(shown_meshes):
@@ -259,7 +259,7 @@ def _explain_choice(plan: Plan) -> list[str]:
         if not mesh.steps:
             reason = f"needs {mesh.samples} samples per step, which is too many"
         elif not mesh.fits:
-            reason = f"needs {mesh.memory.device / 2**30:.1f} GiB and does not fit"
+            reason = f"needs {mesh.memory.device_bytes / 2**30:.1f} GiB and does not fit"
         else:
             ratio = mesh.samples_per_second / best.samples_per_second
             reason = f"has {ratio:.2f} times as many samples/s (estimate)"
@@ -280,7 +280,7 @@ def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
     for field, text in _MEMORY_KINDS.items():
         suffix = ", in host memory" if field in fields_on_host else ""
         rows.append(f"| {text}{suffix} | {sizes[field] / 2**20:.1f} |")
-    device_mib = mesh.memory.device / 2**20
+    device_mib = mesh.memory.device_bytes / 2**20
     rows.append(f"| on the GPU, of {gpu.usable_bytes / 2**20:.0f} that a run may use | {device_mib:.1f} |")
     return rows
 
@@ -343,7 +343,7 @@ def _format_alternative(value: str, mesh: MeshPlan, notes: list[str]) -> str:
     if not mesh.fits:
         notes = [*notes, "does not fit"]
     return (
-        f"| {value} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
+        f"| {value} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device_bytes / 2**30:.2f} | "
         f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
     )
 
@@ -353,9 +353,9 @@ def _mesh_to_dict(mesh: MeshPlan) -> dict[str, Any]:
     return {
         "data": mesh.data,
         **asdict(mesh.degrees),
-        "works": mesh.works,
+        "works": mesh.is_usable,
         "fits": mesh.fits,
-        "memory": {**asdict(mesh.memory), "device": mesh.memory.device},
+        "memory": {**asdict(mesh.memory), "device": mesh.memory.device_bytes},
         "calls": count_calls_by_kind(mesh.collectives),
         "bytes": sum_bytes_by_kind(mesh.collectives),
         "sent": sum_ring_bytes_by_kind(mesh.collectives),

@@ -41,7 +41,7 @@ class MeshSearch:
         """Return plans of meshes in the order of the number of ranks that share a sample.
 
         The search stops after a number of ranks that is slower than the previous number: its best mesh has fewer
-        samples per second. The ranks that share a sample are on one node, unless no mesh of this kind works.
+        samples per second. The ranks that share a sample are on one node, unless no mesh of this kind is usable.
 
         Raises:
             ConfigError: if the network cannot be built or sharded.
@@ -116,7 +116,7 @@ class MeshSearch:
         if domain in self._refused_domains:
             return False
         try:
-            self._planner.require_domain(domain)
+            self._planner.require_divisible_fields(domain)
         except ConfigError as error:
             self._refused_domains.add(domain)
             self._first_refusal = self._first_refusal or error
@@ -143,5 +143,5 @@ class MeshSearch:
 
 
 def _find_speed(meshes: list[MeshPlan]) -> float:
-    """Return the samples per second of the fastest mesh that works; 0 if none works."""
-    return max((mesh.samples_per_second for mesh in meshes if mesh.works), default=0.0)
+    """Return the samples per second of the fastest usable mesh; 0 if no mesh is usable."""
+    return max((mesh.samples_per_second for mesh in meshes if mesh.is_usable), default=0.0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.trace import Kernel
-from credit.hpc.planner.traffic import estimate_seconds
+from credit.hpc.planner.traffic import estimate_call_seconds
 
 # Number of reads and writes of each element of a weight in an update: 8 for AdamW with clipping, 1 for the norm of the
 # gradients and 3 for the moving average.
@@ -41,8 +41,8 @@ def estimate_collective_seconds(collectives: Mapping[Collective, int], gpu: Gpu)
     blocking_seconds = 0.0
     overlapped_seconds = 0.0
     for collective, count in collectives.items():
-        if collective.blocks:
-            blocking_seconds += estimate_seconds(collective, gpu) * count
+        if collective.is_blocking:
+            blocking_seconds += estimate_call_seconds(collective, gpu) * count
         else:
-            overlapped_seconds += estimate_seconds(collective, gpu) * count
+            overlapped_seconds += estimate_call_seconds(collective, gpu) * count
     return blocking_seconds, overlapped_seconds

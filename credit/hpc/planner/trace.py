@@ -151,12 +151,12 @@ def trace_step(
         recorder = _CostRecorder([*model.parameters(), *model.buffers()], tf32)
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda p: recorder.release_gradient(p.grad))
+                parameter.register_post_accumulate_grad_hook(lambda p: recorder.exclude_gradient(p.grad))
         # The update is not traced, because it may communicate with ranks that do not exist in this process.
         optimizer.register_step_pre_hook(end_step)
         stack.enter_context(recorder)
         if gpu:
-            stack.enter_context(_gpu_kernels(autocast))
+            stack.enter_context(_use_gpu_kernels(autocast))
         with suppress(_UpdateReachedError):
             take_step(recorder.begin_micro_step)
     return recorder.build_trace(micro_steps)
@@ -211,8 +211,8 @@ class _CostRecorder(TorchDispatchMode):
                     counts[key] += (counts[key] - first_counts[key]) * (micro_steps - 2)
         return Trace(self.peak_bytes, self.constants, self.kernels, pass_collectives, norm_collective)
 
-    def release_gradient(self, gradient: Tensor) -> None:
-        """Exclude a gradient from the activations, because it now belongs to its parameter."""
+    def exclude_gradient(self, gradient: Tensor) -> None:
+        """Stop counting a finished gradient as an activation, because it now belongs to its parameter."""
         storage = to_local(gradient).untyped_storage()
         if storage._cdata in self._live_storages:
             self._live_bytes -= self._live_storages.pop(storage._cdata)[0]
@@ -251,7 +251,7 @@ class _CostRecorder(TorchDispatchMode):
                 self._held_storages.append(tensor.untyped_storage())
         for key, tensor in outputs.items():
             if key not in self._live_storages and key not in self._counted_keys:
-                self._follow_storage(key, tensor)
+                self._track_storage(key, tensor)
         # Views and allocations launch no kernel.
         is_view = outputs.keys() <= inputs.keys() and not func._schema.is_mutable
         is_allocation = func._schema.name.startswith(("aten::empty", "aten::new_empty"))
@@ -271,7 +271,7 @@ class _CostRecorder(TorchDispatchMode):
                 return "bfloat16" if is_half else self._float32_rate
         return self._float32_rate
 
-    def _follow_storage(self, key: int, tensor: Tensor) -> None:
+    def _track_storage(self, key: int, tensor: Tensor) -> None:
         """Add the storage of a new tensor to the live storages until it is released; `key` identifies the storage."""
         storage = tensor.untyped_storage()
         num_bytes = storage.nbytes()
@@ -286,8 +286,8 @@ class _CostRecorder(TorchDispatchMode):
 
 
 @contextmanager
-def _gpu_kernels(autocast: bool) -> Iterator[None]:
-    """Context in which operators on fake CPU tensors call the kernels of a GPU.
+def _use_gpu_kernels(autocast: bool) -> Iterator[None]:
+    """Context in which operators on fake CPU tensors are traced with the kernels that a GPU would use.
 
     On a GPU, attention with a trained bias runs in the memory-efficient kernel, and norms compute in float32 under
     autocast. The context therefore replaces these functions in `torch.nn.functional`. A `TorchFunctionMode` is not

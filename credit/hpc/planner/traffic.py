@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import LINK_SHARE, Gpu
-from credit.hpc.planner.memory import Precision, Schedule, ShardUnit
+from credit.hpc.planner.memory import ElementBytes, PassSchedule, ShardUnit
 from credit.models.layers.spectral_norm import find_spectral_norms, is_trainable
 from credit.parallel.mesh import ParallelDims
 
@@ -31,7 +31,7 @@ _TREE_HOP_SECONDS = (1.25e-6, 8.5e-6)
 
 
 def count_sharding_collectives(
-    units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
+    units: Sequence[ShardUnit], degrees: ParallelDims, precision: ElementBytes, schedule: PassSchedule
 ) -> Counter[Collective]:
     """Return FSDP2 collective -> number of its calls in an optimizer step.
 
@@ -50,22 +50,22 @@ def count_sharding_collectives(
     for unit in units:
         ranks = unit.num_ranks(degrees)
         # Tensor-parallel peers have consecutive numbers, so the ranks that share a part of a split unit do not.
-        stride = degrees.tensor if unit.split else 1
+        stride = degrees.tensor if unit.has_split_weights else 1
         gradient_bytes = unit.elements_per_rank(degrees, training=True) * precision.reduced
         # FSDP2 runs its collectives at the same time as kernels, so kernels do not wait for them.
         if ranks > 1:
             gathered_bytes = unit.gathered_elements(degrees) * precision.gathered
-            all_gather = Collective("all-gather", ranks, gathered_bytes, stride, blocks=False)
+            all_gather = Collective("all-gather", ranks, gathered_bytes, stride, is_blocking=False)
             gathers_per_pass = 1 if unit.stays_gathered else 2
             collectives[all_gather] += schedule.passes * gathers_per_pass + schedule.forwards_without_gradient
             # A unit of frozen weights has no gradient.
             if gradient_bytes:
-                reduce_scatter = Collective("reduce-scatter", ranks, gradient_bytes, stride, blocks=False)
+                reduce_scatter = Collective("reduce-scatter", ranks, gradient_bytes, stride, is_blocking=False)
                 collectives[reduce_scatter] += 1
         if degrees.replicate > 1 and gradient_bytes:
             # Replicas are the outermost axis of the mesh, so the ranks of a replica are consecutive.
             replica_stride = degrees.shard * degrees.domain * degrees.tensor
-            all_reduce = Collective("all-reduce", degrees.replicate, gradient_bytes, replica_stride, blocks=False)
+            all_reduce = Collective("all-reduce", degrees.replicate, gradient_bytes, replica_stride, is_blocking=False)
             collectives[all_reduce] += 1
     return collectives
 
@@ -85,7 +85,7 @@ def count_sequence_collectives(units: Sequence[ShardUnit], degrees: ParallelDims
     num_bytes = 0
     for unit in units:
         for weight in unit.weights:
-            if unit.split and weight.trains and weight.averaged:
+            if unit.has_split_weights and weight.is_trained and weight.needs_gradient_average:
                 num_bytes += weight.elements_per_rank(unit.num_ranks(degrees)) * weight.element_bytes
     if num_bytes == 0:
         return Counter()
@@ -133,7 +133,7 @@ def count_power_iteration_bytes(model: nn.Module) -> dict[str, tuple[int, int]]:
         mesh axis -> (bytes of the first sum, bytes of the second sum). The weights are grouped by the last axis of
         their mesh: ``dp``, ``tp``, or ``shard`` for both axes together. Empty if no weight is split or sharded.
     """
-    iterated: dict[str, tuple[int, int]] = {}
+    power_iteration_bytes: dict[str, tuple[int, int]] = {}
     for norm, chain in find_spectral_norms(model).items():
         if is_trainable(chain) and isinstance(chain.original, DTensor):
             axis = chain.original.device_mesh.mesh_dim_names[-1]
@@ -141,25 +141,28 @@ def count_power_iteration_bytes(model: nn.Module) -> dict[str, tuple[int, int]]:
             num_adapters = 0
             for link in list(chain)[:-1]:
                 num_adapters += sum(parameter.numel() for parameter in link.parameters())
-            v_bytes, u_bytes = iterated.get(axis, (0, 0))
+            v_bytes, u_bytes = power_iteration_bytes.get(axis, (0, 0))
             v_bytes += norm.v.element_size() * (norm.v.numel() + num_adapters)
             u_bytes += norm.u.element_size() * norm.u.numel()
-            iterated[axis] = (v_bytes, u_bytes)
-    return iterated
+            power_iteration_bytes[axis] = (v_bytes, u_bytes)
+    return power_iteration_bytes
 
 
-def count_iteration_collectives(iterated: Mapping[str, tuple[int, int]], degrees: ParallelDims) -> Counter[Collective]:
+def count_power_iteration_collectives(
+    power_iteration_bytes: Mapping[str, tuple[int, int]], degrees: ParallelDims
+) -> Counter[Collective]:
     """Return the calls of the collectives of the power iteration in an optimizer step: at most two all-reduces.
 
     Args:
-        iterated: mesh axis -> (bytes of the first sum, bytes of the second sum), from `count_power_iteration_bytes`.
+        power_iteration_bytes: mesh axis -> (bytes of the first sum, bytes of the second sum), from
+            `count_power_iteration_bytes`.
         degrees: number of ranks along each axis of the mesh.
     """
     # A weight that is sharded only over the axes `dp` and `domain` is whole on tensor-parallel peers.
     num_shards = degrees.shard * degrees.domain
     num_parts = num_shards * degrees.tensor
     num_parts_by_axis = {"tp": num_parts, "shard": num_parts, "dp": num_shards, "dp_domain": num_shards}
-    cut_bytes = [sums for axis, sums in iterated.items() if num_parts_by_axis[axis] > 1]
+    cut_bytes = [sums for axis, sums in power_iteration_bytes.items() if num_parts_by_axis[axis] > 1]
     collectives: Counter[Collective] = Counter()
     # Weights of all axes are summed together, first for v and then for u. `zip` converts the pairs of each axis to the
     # bytes for v on all axes, followed by the bytes for u on all axes.
@@ -210,7 +213,7 @@ def count_ring_bytes(collective: Collective) -> float:
     }[collective.kind]
 
 
-def estimate_seconds(collective: Collective, gpu: Gpu) -> float:
+def estimate_call_seconds(collective: Collective, gpu: Gpu) -> float:
     """Estimate the seconds of one call: time to send the bytes over the slowest link, plus the latency of the hops."""
     ranks = collective.ranks
     if ranks == 1:

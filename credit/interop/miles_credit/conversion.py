@@ -18,7 +18,7 @@ from credit.interop.miles_credit.keys.row import Disposition
 from credit.interop.miles_credit.keys.table import find_nearest_key, find_row, is_section
 from credit.interop.miles_credit.reading import MilesConfig, find_generation, iterate_leaves, read_yaml_tree
 from credit.interop.miles_credit.report import ConversionReport
-from credit.interop.miles_credit.sections.blocks import convert_blocks
+from credit.interop.miles_credit.sections.blocks import convert_pre_and_postblocks
 from credit.interop.miles_credit.sections.data_parts import DataParts
 from credit.interop.miles_credit.sections.generation_1 import convert_data_1
 from credit.interop.miles_credit.sections.generation_2 import convert_data_2
@@ -38,9 +38,9 @@ class Conversion:
     Attributes:
         yaml_text: converted config as YAML.
         report: result of the conversion of every key.
-        generation: generation of the original config, 1 or 2.
-        files: "mean", "std" and "static" -> path of the published file, for the files that the original config names.
-        rename: variable of this package -> its name in these files.
+        generation: generation of the original config: 1, or 2 for the nested schema with ``data.source``.
+        published_files: "mean", "std" and "static" -> path of the published file, if the original config contains it.
+        published_names: variable of this package -> its name in these files.
         static_is_normalised: True if static fields are used without normalisation, even if the files have statistics of
             them.
     """
@@ -48,8 +48,8 @@ class Conversion:
     yaml_text: str
     report: ConversionReport
     generation: int
-    files: Mapping[str, str]
-    rename: Mapping[str, str]
+    published_files: Mapping[str, str]
+    published_names: Mapping[str, str]
     static_is_normalised: bool
 
 
@@ -71,12 +71,12 @@ def convert_file(path: Path) -> Conversion:
             f"{path}: {len(refused_keys)} {noun} the conversion (generation {conversion.generation}); "
             f"nothing was written\n{conversion.report.describe_refused()}\n  docs/migration_keys.md lists all keys"
         )
-    require_valid(conversion.yaml_text, str(path))
+    require_valid_config(conversion.yaml_text, str(path))
     return conversion
 
 
 def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
-    """Convert the contents of a config file; the report of the result lists refused keys.
+    """Convert the contents of a config file; the report of the result lists keys that prevent the conversion.
 
     Args:
         tree: contents of the file.
@@ -94,12 +94,12 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
     report = ConversionReport()
     config = MilesConfig(tree, generation, report)
     draft = ConfigDraft()
-    _require_sections(config)
-    _start_draft(config, draft, origin)
+    _record_missing_sections(config)
+    _write_top_level_keys(config, draft, origin)
     parts, files = _convert_sections(config, draft)
     _convert_lead_time(config, draft)
     # The keys are recorded after all conversions, because the keys that were read are known only now.
-    _record_keys(config, parts)
+    _record_remaining_keys(config, parts)
     header = (
         f"Converted from {Path(origin).name}, a config of miles-credit (generation {generation}).\n"
         "Run `credit check` to compare this config with your data."
@@ -108,27 +108,27 @@ def convert_tree(tree: Mapping[str, Any], origin: str) -> Conversion:
         yaml_text=draft.to_yaml(header),
         report=report,
         generation=generation,
-        files=files,
-        rename=parts.published_names,
+        published_files=files,
+        published_names=parts.published_names,
         # Generation 1 does not normalise static fields; generation 2 normalises every field that has statistics.
         static_is_normalised=generation == 1,
     )
 
 
-def _require_sections(config: MilesConfig) -> None:
-    """Record each missing section as refused: a training config needs data, model, trainer and loss."""
+def _record_missing_sections(config: MilesConfig) -> None:
+    """Record each missing section (data, model, trainer or loss) in the report as refused."""
     for name in _SECTIONS:
         if not config.peek_section(name):
             key = "model.type" if name == "model" else name
-            config.report.refuse(key, f"the file has no section `{name}`")
+            config.report.record_refused(key, f"the file has no section `{name}`")
 
 
-def _start_draft(config: MilesConfig, draft: ConfigDraft, origin: str) -> None:
-    """Write the keys outside all sections: `experiment`, `save_loc` and `seed`."""
+def _write_top_level_keys(config: MilesConfig, draft: ConfigDraft, origin: str) -> None:
+    """Write the top-level keys of the converted config: `experiment`, `save_loc` and `seed`."""
     draft.set("experiment", Path(origin).stem)
     save_loc = config.get("save_loc")
     if save_loc is None:
-        config.report.refuse("save_loc", "missing; add the folder of the run")
+        config.report.record_refused("save_loc", "missing; add the folder of the run")
     draft.set("save_loc", str(save_loc))
     draft.set("seed", config.get_integer("seed", _SEED))
 
@@ -139,7 +139,7 @@ def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataPart
         parts = convert_data_1(config, draft)
     else:
         parts = convert_data_2(config, draft)
-    files = convert_blocks(config, draft, parts)
+    files = convert_pre_and_postblocks(config, draft, parts)
     # For an import of weights, the static fields are read from the last source that has the first static variable.
     static_names = parts.list_names("static")
     for path, names in parts.sources.items():
@@ -154,7 +154,7 @@ def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataPart
 
 
 def _convert_lead_time(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write `inference.lead_time`, if the file has the length of forecasts in a supported form."""
+    """Write `inference.lead_time`, if the original config has the length of forecasts in a supported form."""
     key = "inference.batch_forecast.forecast_length"
     lead_time = config.get(key)
     if config.generation == 1:
@@ -167,17 +167,17 @@ def _convert_lead_time(config: MilesConfig, draft: ConfigDraft) -> None:
         minutes = parse_duration(str(lead_time))
         timestep = parse_duration(draft.values["data"]["timestep"])
     except ConfigError:
-        config.report.derive(key, f"`{lead_time}` is not a number of days or hours; set `inference.lead_time`")
+        config.report.record_derived(key, f"`{lead_time}` is not a number of days or hours; set `inference.lead_time`")
         return
     # A forecast has a whole number of steps.
     steps = max(round(minutes / timestep), 1)
     draft.set("inference.lead_time", f"{steps * timestep // 60}h")
 
 
-def _record_keys(config: MilesConfig, parts: DataParts) -> None:
-    """Record the result of every key of the file for which no conversion has recorded a result.
+def _record_remaining_keys(config: MilesConfig, parts: DataParts) -> None:
+    """Record the result of every key of the original config for which no conversion has recorded a result.
 
-    An unknown key is refused. A mapped or derived key that no conversion has read is ignored.
+    An unknown key is recorded as refused. A known key that no conversion has read is recorded as ignored.
     """
     variables = set(parts.list_names("prognostic", "diagnostic", "dynamic_forcing", "static"))
     variables.update(parts.published_names.values())
@@ -193,7 +193,7 @@ def _record_keys(config: MilesConfig, parts: DataParts) -> None:
             continue
         disposition = row.disposition
         text = row.text
-        if disposition is Disposition.REFUSED and value in row.harmless:
+        if disposition is Disposition.REFUSED and value in row.harmless_values:
             disposition = Disposition.IGNORED
             text = f"has no effect with this value; for other values: {row.text}"
         if disposition is Disposition.REFUSED and has_other_network and key.startswith("model."):
@@ -222,7 +222,7 @@ def _record_unknown(config: MilesConfig, key: str, value: Any) -> None:
     reason = "is not a known key of miles-credit"
     if nearest is not None:
         reason += f"; did you mean `{nearest}`?"
-    config.report.refuse(key, reason)
+    config.report.record_refused(key, reason)
 
 
 def _find_inactive_section(tree: Mapping[str, Any], key: str) -> str:
@@ -239,7 +239,7 @@ def _find_inactive_section(tree: Mapping[str, Any], key: str) -> str:
     return ""
 
 
-def require_valid(yaml_text: str, origin: str) -> None:
+def require_valid_config(yaml_text: str, origin: str) -> None:
     """Require that a converted config is valid.
 
     Environment variables need not be set, because the config may be for a different machine.

@@ -53,7 +53,7 @@ def _render_rows(rows: Sequence[KeyRow]) -> str:
     for row in rows:
         generations = " and ".join(row.generations)
         result = row.disposition.value
-        values = [_describe_value(value) for value in row.harmless]
+        values = [_describe_value(value) for value in row.harmless_values]
         if values:
             result += f", unless {' or '.join(values)}"
         lines.append(f"| {generations} | `{row.path}` | {result} | {row.text} |")

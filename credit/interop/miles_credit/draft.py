@@ -9,7 +9,7 @@ import yaml
 
 
 class ConfigDraft:
-    """Nested values of a config, with comments.
+    """Nested values of a converted config before it is written as YAML, with comments.
 
     Attributes:
         values: contents of the config.
@@ -54,7 +54,7 @@ class ConfigDraft:
         return "\n".join(lines) + "\n"
 
     def _format(self, name: str, value: Any, key: str, indent: int) -> list[str]:
-        """Return the YAML lines of a key: sections and lists of sections as blocks, other values on a single line.
+        """Return the YAML lines of a key: sections and lists of sections over several lines, other values on one line.
 
         Args:
             name: last part of the key.

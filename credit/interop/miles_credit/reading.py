@@ -43,7 +43,7 @@ class MilesConfig:
         return node
 
     def has(self, key: str) -> bool:
-        """Return True if the file has a dotted key, with any value."""
+        """Return True if the original config contains a dotted key, with any value."""
         node: Any = self.tree
         for name in key.split("."):
             if not isinstance(node, Mapping) or name not in node:
@@ -62,7 +62,7 @@ class MilesConfig:
             return default
         number = to_number(value)
         if number is None:
-            self.report.refuse(key, f"`{value}` is not a number")
+            self.report.record_refused(key, f"`{value}` is not a number")
             return default
         return number
 
@@ -70,7 +70,7 @@ class MilesConfig:
         """Return the value of a dotted key as a whole number; the rules are those of `get_number`."""
         number = self.get_number(key, default)
         if number != int(number):
-            self.report.refuse(key, f"`{number}` is not a whole number")
+            self.report.record_refused(key, f"`{number}` is not a whole number")
             return default
         return int(number)
 
@@ -90,7 +90,7 @@ class MilesConfig:
         if isinstance(value, str):
             return [value]
         if not isinstance(value, list):
-            self.report.refuse(key, f"`{value}` is not a list of names")
+            self.report.record_refused(key, f"`{value}` is not a list of names")
             return []
         return [str(name) for name in value]
 
@@ -100,7 +100,7 @@ class MilesConfig:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            self.report.refuse(key, f"`{value}` is not a section")
+            self.report.record_refused(key, f"`{value}` is not a section")
             return {}
         return value
 

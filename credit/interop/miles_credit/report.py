@@ -1,4 +1,7 @@
-"""Report of a conversion: the result of each key, and values that are derived from hidden defaults."""
+"""Report of a conversion: the result of each key, and values that are derived from hidden defaults.
+
+A hidden default is a value that miles-credit uses for a key that the original config does not contain.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class ReportEntry:
     Attributes:
         disposition: result of the conversion: mapped, derived, ignored or refused.
         text: key of this package, or the reason for the result.
-        value: value in the file, as a string; empty for a hidden default.
+        value: value in the original config, as a string; empty if the config does not contain the key.
     """
 
     disposition: Disposition
@@ -40,10 +43,10 @@ class ConversionReport:
     """Results of all keys of one config.
 
     Attributes:
-        entries: dotted key -> its result. The result "refused" is never replaced.
+        entries: dotted key -> result of its conversion. The result "refused" is never replaced.
         import_obstacles: reasons why weights that were trained with this config cannot be imported. A new training run
             is still possible.
-        explicit_keys: derived keys for which the report describes the value in this config, not the general rule.
+        explicit_keys: derived keys whose entry describes the value in this config, not the general rule for the key.
     """
 
     entries: dict[str, ReportEntry] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class ConversionReport:
             disposition: result of the conversion.
             key: dotted key of the original config.
             text: key of this package, or the reason for the result.
-            value: value in the file; if it is omitted, the value of the previous result is kept.
+            value: value in the original config; if it is omitted, the value of the previous result is kept.
         """
         previous = self.entries.get(key)
         if previous is not None and previous.disposition is Disposition.REFUSED:
@@ -69,12 +72,12 @@ class ConversionReport:
             shown_value = previous.value
         self.entries[key] = ReportEntry(disposition, text, shown_value)
 
-    def derive(self, key: str, text: str) -> None:
-        """Record a value that is derived from a key, or from its hidden default if the file does not have the key."""
+    def record_derived(self, key: str, text: str) -> None:
+        """Record a value that is derived from a key, or from the default of miles-credit if the file lacks the key."""
         self.explicit_keys.add(key)
         self.add(Disposition.DERIVED, key, text)
 
-    def refuse(self, key: str, reason: str) -> None:
+    def record_refused(self, key: str, reason: str) -> None:
         """Record a key that prevents the conversion."""
         self.add(Disposition.REFUSED, key, reason)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 
-class Selection(NamedTuple):
+class RowSelection(NamedTuple):
     """Index of the rows to gather from a tensor, and the inverse index: the positions of each row in the result.
 
     The inverse index has compressed sparse row form (CSR). For example, the index [2, 0, 2] into 3 rows has the
@@ -35,14 +35,14 @@ class Selection(NamedTuple):
     offsets: Tensor
 
     @classmethod
-    def build(cls, index: np.ndarray, num_rows: int, is_used: np.ndarray | None = None) -> Selection:
+    def build(cls, index: np.ndarray, num_rows: int, is_used: np.ndarray | None = None) -> RowSelection:
         """Return a selection on the CPU.
 
         Args:
             index: (L,) numbers of the rows to gather.
             num_rows: number of rows of the tensor.
-            is_used: (L,) False at positions that only fill a table; the gradient of these positions is ignored. None if
-                all positions are used.
+            is_used: (L,) False at filler positions, which pad a table to a fixed size; their gradient is ignored. None
+                if all positions are used.
         """
         positions = np.argsort(index, kind="stable")
         if is_used is not None:
@@ -51,11 +51,11 @@ class Selection(NamedTuple):
         offsets = np.cumsum(counts) - counts
         return cls(*(torch.from_numpy(array.astype(np.int64)) for array in (index, positions, offsets)))
 
-    def repeat(self, batch: int) -> Selection:
+    def repeat(self, batch: int) -> RowSelection:
         """Return the selection for `batch` concatenated tensors; it gathers the same rows from each of the tensors."""
         if batch == 1:
             return self
-        return Selection(
+        return RowSelection(
             repeat_index(self.index, batch, len(self.offsets)),
             repeat_index(self.positions, batch, len(self.index)),
             repeat_index(self.offsets, batch, len(self.positions)),
@@ -69,12 +69,12 @@ class Selection(NamedTuple):
         rows = _Gather.apply(x_BNC.flatten(0, 1), *self)
         return rows.view(x_BNC.shape[0], -1, x_BNC.shape[-1])
 
-    def sum(self, x_BLC: Tensor) -> Tensor:
-        """Sum, for each row of the tensor, the values at all positions of the row, (B, N rows, C).
+    def sum_by_row(self, x_BLC: Tensor) -> Tensor:
+        """Return, for each row of the tensor, the sum of the values at all positions of the row, (B, N rows, C).
 
         This is the adjoint of `gather`. The selection must come from ``repeat(B)``.
         """
-        sums = _Sum.apply(x_BLC.flatten(0, 1), *self)
+        sums = _SumByRow.apply(x_BLC.flatten(0, 1), *self)
         return sums.view(x_BLC.shape[0], -1, x_BLC.shape[-1])
 
 
@@ -86,8 +86,8 @@ class EdgeIndex(NamedTuple):
         receivers: selection of the receiver of each edge.
     """
 
-    senders: Selection
-    receivers: Selection
+    senders: RowSelection
+    receivers: RowSelection
 
     @classmethod
     def build(cls, edges_E2: np.ndarray, num_senders: int, num_receivers: int) -> EdgeIndex:
@@ -99,7 +99,7 @@ class EdgeIndex(NamedTuple):
             num_receivers: number of nodes that may receive.
         """
         senders, receivers = edges_E2.T
-        return cls(Selection.build(senders, num_senders), Selection.build(receivers, num_receivers))
+        return cls(RowSelection.build(senders, num_senders), RowSelection.build(receivers, num_receivers))
 
     def repeat(self, batch: int) -> EdgeIndex:
         """Return the index of the edges of `batch` graphs, one graph after the other."""
@@ -115,7 +115,7 @@ def sort_edges(edges_E2: np.ndarray) -> np.ndarray:
 
 
 def repeat_index(index: Tensor, batch: int, num_rows: int) -> Tensor:
-    """Repeat an index (L,) into one tensor for `batch` concatenated tensors, (batch * L,).
+    """Return an index (batch * L,) that selects the same rows from each of `batch` concatenated tensors.
 
     Args:
         index: (L,) index into the rows of one tensor.
@@ -140,7 +140,7 @@ def _sum_rows(x_LC: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Autograd function of `Selection.gather`."""
+    """Autograd function of `RowSelection.gather`."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_NC: Tensor, index: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:
@@ -154,8 +154,8 @@ class _Gather(torch.autograd.Function):
         return _sum_rows(gradient_LC.contiguous(), positions, offsets), None, None, None
 
 
-class _Sum(torch.autograd.Function):
-    """Autograd function of `Selection.sum`."""
+class _SumByRow(torch.autograd.Function):
+    """Autograd function of `RowSelection.sum_by_row`."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_LC: Tensor, index: Tensor, positions: Tensor, offsets: Tensor) -> Tensor:

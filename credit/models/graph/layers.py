@@ -70,7 +70,7 @@ class Encoder(nn.Module):
             x_BGI: input fields at the grid points.
             grid_features_G3: geometric features of the grid points.
             mesh_features_N3: geometric features of the mesh nodes.
-            edges: edges from grid points to mesh nodes, of the complete batch.
+            edges: edges from grid points to mesh nodes, for all samples of the batch.
             conditions: vectors of each sample that the norms depend on.
             noise_BGC: embedded noise, to be added to the embedded grid points; None for a forecast without noise.
         """
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
         mesh_BNC = self.embed_mesh(mesh_features_N3[None]).expand(batch, -1, -1)
         edges_1EC = self.embed_edges(edges.features_E4[None])
         message_BEC = self.message(edges_1EC, grid_BGC, mesh_BNC, edges.index, conditions)
-        sum_BNC = edges.index.receivers.sum(message_BEC)
+        sum_BNC = edges.index.receivers.sum_by_row(message_BEC)
         mesh_BNC = mesh_BNC + self.update_mesh(mesh_BNC, sum_BNC, conditions=conditions)
         grid_BGC = grid_BGC + self.update_grid(grid_BGC, conditions=conditions)
         return mesh_BNC, grid_BGC
@@ -120,11 +120,11 @@ class MessagePassingLayer(nn.Module):
         Args:
             nodes_BNC: mesh nodes.
             edges_BEC: mesh edges; (1, E, C) if they are the same for all samples.
-            index: sender and receiver of each edge, of the complete batch.
+            index: sender and receiver of each edge, for all samples of the batch.
             conditions: vectors of each sample that the norms depend on.
         """
         message_BEC = self.message(edges_BEC, nodes_BNC, nodes_BNC, index, conditions)
-        sum_BNC = index.receivers.sum(message_BEC)
+        sum_BNC = index.receivers.sum_by_row(message_BEC)
         nodes_BNC = nodes_BNC + self.update(nodes_BNC, sum_BNC, conditions=conditions)
         return nodes_BNC, edges_BEC + message_BEC
 
@@ -163,11 +163,11 @@ class Decoder(nn.Module):
         Args:
             mesh_BNC: mesh nodes.
             grid_BGC: grid nodes of the encoder.
-            edges: edges from mesh nodes to grid points, of the complete batch.
+            edges: edges from mesh nodes to grid points, for all samples of the batch.
             conditions: vectors of each sample that the norms depend on.
         """
         edges_1EC = self.embed_edges(edges.features_E4[None])
         message_BEC = self.message(edges_1EC, mesh_BNC, grid_BGC, edges.index, conditions)
-        sum_BGC = edges.index.receivers.sum(message_BEC)
+        sum_BGC = edges.index.receivers.sum_by_row(message_BEC)
         grid_BGC = grid_BGC + self.update_grid(grid_BGC, sum_BGC, conditions=conditions)
         return self.head(grid_BGC)

@@ -69,7 +69,7 @@ class IcosahedralMesh:
         Args:
             points_P3: unit vectors.
         """
-        inverses = [invert_corners(self.nodes_N3, faces_F3) for faces_F3 in self.faces]
+        inverses = [compute_barycentric_matrices(self.nodes_N3, faces_F3) for faces_F3 in self.faces]
         chunks = []
         for start in range(0, len(points_P3), _CHUNK):
             chunk_P3 = points_P3[start : start + _CHUNK]
@@ -87,7 +87,7 @@ class IcosahedralMesh:
         return np.concatenate(chunks)
 
 
-def invert_corners(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> np.ndarray:
+def compute_barycentric_matrices(nodes_N3: np.ndarray, faces_F3: np.ndarray) -> np.ndarray:
     """Return a matrix for each face, (F, 3, 3), that maps a point to its barycentric weights for the three corners.
 
     The sum of the corners, each multiplied by its weight, is the point. The point is inside the spherical triangle if

@@ -85,9 +85,9 @@ class MLP(nn.Module):
         hidden = self.expand[0](inputs[0])
         for layer, x in zip(self.expand[1:], inputs[1:], strict=True):
             hidden = hidden + layer(x)
-        return self.finish(hidden, conditions)
+        return self.compute_from_hidden(hidden, conditions)
 
-    def finish(self, hidden: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+    def compute_from_hidden(self, hidden: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the output of the MLP (..., out_dim), computed from the result of its first layer.
 
         Args:
@@ -127,10 +127,10 @@ class EdgeMLP(MLP):
             edges_BEC: edges; (1, E, C) if they are the same for all samples.
             senders_BSC: nodes that send.
             receivers_BRC: nodes that receive.
-            index: sender and receiver of each edge, of the whole batch.
+            index: sender and receiver of each edge, for all samples of the batch.
             conditions: vectors of each sample that the norm depends on.
         """
         on_edges, on_senders, on_receivers = self.expand
         hidden_BEC = index.senders.gather(on_senders(senders_BSC))
         hidden_BEC = hidden_BEC + index.receivers.gather(on_receivers(receivers_BRC))
-        return self.finish(hidden_BEC + on_edges(edges_BEC), conditions)
+        return self.compute_from_hidden(hidden_BEC + on_edges(edges_BEC), conditions)

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from credit.models.graph.edge_index import Selection
+from credit.models.graph.edge_index import RowSelection
 from credit.models.graph.mesh import IcosahedralMesh
 
 # The number of keys of a block is a multiple of 8, because attention kernels of GPUs copy masks with other row lengths.
@@ -33,19 +33,19 @@ class AttentionBlocks(NamedTuple):
     Attributes:
         queries: selection of the M * Q queries of all blocks from the N nodes.
         keys: selection of the M * K keys of all blocks from the N nodes.
-        positions: selection of the N nodes from the M * Q queries, the inverse of `queries`.
+        query_of_node: selection of one of the M * Q queries for each of the N nodes, the inverse of `queries`.
         mask_MQK: True where a query attends to a key; a filling query attends to all keys.
     """
 
-    queries: Selection
-    keys: Selection
-    positions: Selection
+    queries: RowSelection
+    keys: RowSelection
+    query_of_node: RowSelection
     mask_MQK: Tensor
 
     def repeat(self, batch: int) -> AttentionBlocks:
         """Return the blocks for a batch of `batch` samples; all samples share the mask."""
         return AttentionBlocks(
-            self.queries.repeat(batch), self.keys.repeat(batch), self.positions.repeat(batch), self.mask_MQK
+            self.queries.repeat(batch), self.keys.repeat(batch), self.query_of_node.repeat(batch), self.mask_MQK
         )
 
 
@@ -95,9 +95,9 @@ def find_neighbourhoods(mesh: IcosahedralMesh, hops: int) -> AttentionBlocks:
     key_table_MK[key_blocks, key_positions] = key_nodes
     is_key_MK = np.arange(num_keys) < key_counts_M[:, None]
     return AttentionBlocks(
-        Selection.build(query_table_MQ.ravel(), num_nodes, ~is_filling_MQ.ravel()),
-        Selection.build(key_table_MK.ravel(), num_nodes, is_key_MK.ravel()),
-        Selection.build(block_N * num_queries + position_N, num_blocks * num_queries),
+        RowSelection.build(query_table_MQ.ravel(), num_nodes, ~is_filling_MQ.ravel()),
+        RowSelection.build(key_table_MK.ravel(), num_nodes, is_key_MK.ravel()),
+        RowSelection.build(block_N * num_queries + position_N, num_blocks * num_queries),
         torch.from_numpy(mask_MQK),
     )
 

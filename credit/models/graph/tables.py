@@ -107,11 +107,11 @@ def build_constants(grid: LatLonGrid, refinements: int, hops: int | None) -> Gra
     """
     # A tensor that is created in inference mode could not be used in a later backward pass.
     with torch.inference_mode(False):
-        return _build_cached(GridKey(grid), refinements, hops)
+        return _build_cached_constants(GridKey(grid), refinements, hops)
 
 
 @functools.lru_cache(maxsize=4)
-def _build_cached(key: GridKey, refinements: int, hops: int | None) -> GraphConstants:
+def _build_cached_constants(key: GridKey, refinements: int, hops: int | None) -> GraphConstants:
     """Return the constants of the grid in `key`; see `build_constants`."""
     grid = key.grid
     mesh = IcosahedralMesh.build(refinements)
@@ -167,12 +167,12 @@ def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarr
     Raises:
         ConfigError: if a mesh node has no edge; the message names the largest valid number of refinements.
     """
-    if _count_connected(edges_E2) == 10 * 4**refinements + 2:
+    if _count_connected_nodes(edges_E2) == 10 * 4**refinements + 2:
         return
     largest = refinements - 1
     while largest > 0:
         coarser_mesh = IcosahedralMesh.build(largest)
-        if _count_connected(connect_grid_to_mesh(grid_G3, coarser_mesh)) == len(coarser_mesh.nodes_N3):
+        if _count_connected_nodes(connect_grid_to_mesh(grid_G3, coarser_mesh)) == len(coarser_mesh.nodes_N3):
             break
         largest -= 1
     raise ConfigError(
@@ -182,7 +182,7 @@ def _require_connected(edges_E2: np.ndarray, grid: LatLonGrid, grid_G3: np.ndarr
     )
 
 
-def _count_connected(edges_E2: np.ndarray) -> int:
+def _count_connected_nodes(edges_E2: np.ndarray) -> int:
     """Return the number of mesh nodes that have an edge from a grid point."""
     return len(np.unique(edges_E2[:, 1]))
 

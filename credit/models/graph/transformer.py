@@ -39,7 +39,7 @@ class NeighbourhoodAttention(nn.Module):
 
         Args:
             x_BNC: mesh nodes.
-            blocks: neighbourhoods of the nodes, of the complete batch.
+            blocks: neighbourhoods of the nodes, for all samples of the batch.
             conditions: vectors of each sample that the norm depends on.
         """
         batch, num_nodes, _ = x_BNC.shape
@@ -59,7 +59,7 @@ class NeighbourhoodAttention(nn.Module):
         k_MBhKd, v_MBhKd = (x.permute(1, 0, 3, 2, 4).flatten(1, 2) for x in kv_BMKh2d.unbind(4))
         y_MBhQd = F.scaled_dot_product_attention(q_MBhQd, k_MBhKd, v_MBhKd, blocks.mask_MQK[:, None])
         y_BMQhd = y_MBhQd.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4)
-        y_BNC = blocks.positions.gather(y_BMQhd.reshape(batch, -1, q_BNC.shape[-1]))
+        y_BNC = blocks.query_of_node.gather(y_BMQhd.reshape(batch, -1, q_BNC.shape[-1]))
         return self.to_out(y_BNC)
 
 
@@ -90,7 +90,7 @@ class MeshTransformerLayer(nn.Module):
 
         Args:
             x_BNC: mesh nodes.
-            blocks: neighbourhoods of the nodes, of the complete batch.
+            blocks: neighbourhoods of the nodes, for all samples of the batch.
             conditions: vectors of each sample that the norms depend on.
         """
         x_BNC = x_BNC + self.attention(x_BNC, blocks, conditions)

@@ -80,7 +80,7 @@ class _CpuAttention(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             # `reshape` returns a view for a single head, otherwise a copy.
             qkv_3MLd = qkv_3NhLd.reshape(3, N * h, L, d)
-            q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_promote_to_float32(qkv_3MLd)).unbind(0)
+            q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_choose_compute_dtype(qkv_3MLd)).unbind(0)
             # One operator computes the product, its scale and the sum with the bias.
             scores_MLL = torch.baddbmm(bias_LL.to(q_MLd.dtype), q_MLd, k_MLd.mT, alpha=d**-0.5)
             weights_MLL = softmax_(scores_MLL)
@@ -95,7 +95,7 @@ class _CpuAttention(torch.autograd.Function):
     @backward_without_autocast
     def backward(ctx: FunctionCtx, grad_y_NhLd: Tensor) -> tuple[Tensor, Tensor]:
         qkv_3MLd, weights_MLL = ctx.saved_tensors
-        dtype = _promote_to_float32(qkv_3MLd)
+        dtype = _choose_compute_dtype(qkv_3MLd)
         q_MLd, k_MLd, v_MLd = qkv_3MLd.to(dtype).unbind(0)
         grad_y_MLd = grad_y_NhLd.flatten(0, 1).to(dtype)
         grad_qkv_3MLd = torch.empty(qkv_3MLd.shape, dtype=dtype, device=qkv_3MLd.device)
@@ -128,6 +128,6 @@ def softmax_(scores_MLL: Tensor) -> Tensor:
     return weights_MLL.div_(weights_MLL.sum(-1, keepdim=True))
 
 
-def _promote_to_float32(x: Tensor) -> torch.dtype:
+def _choose_compute_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of `x`, or float32 if this dtype is less precise than float32."""
     return torch.promote_types(x.dtype, torch.float32)

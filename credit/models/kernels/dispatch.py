@@ -31,21 +31,21 @@ class Kernel:
             measured on GPUs.
         float32_only: True to use the kernel in float32 only, because in lower precision it is slower or less accurate
             than the plain formulation.
-        compiled: True if `torch.compile` may trace the kernel. If False, `torch.compile` traces the plain formulation
-            and fuses its operators.
+        can_be_traced: True if `torch.compile` may trace the kernel. If False, `torch.compile` traces the plain
+            formulation and fuses its operators.
     """
 
     name: str
     cpu_only: bool = False
     float32_only: bool = False
-    compiled: bool = False
+    can_be_traced: bool = False
 
 
 ATTENTION = Kernel("attention", cpu_only=True)
 MLP = Kernel("mlp")
 RECOMPUTED_NORM = Kernel("recomputed_norm", cpu_only=True, float32_only=True)
-LARGE_KERNEL_CONV = Kernel("large_kernel_conv", compiled=True)
-MERGED_HEAD = Kernel("merged_head", compiled=True)
+LARGE_KERNEL_CONV = Kernel("large_kernel_conv", can_be_traced=True)
+MERGED_HEAD = Kernel("merged_head", can_be_traced=True)
 KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, MERGED_HEAD)
 
 # True inside `force_gpu_path`.
@@ -58,7 +58,7 @@ def uses_kernel(kernel: Kernel, x: Tensor) -> bool:
     """Return True if `kernel` should run instead of its plain formulation, for the device and dtype of `x`."""
     if kernel.name in _replaced_names:
         return False
-    if torch.compiler.is_compiling() and not kernel.compiled:
+    if torch.compiler.is_compiling() and not kernel.can_be_traced:
         return False
     if kernel.cpu_only and not is_cpu_path(x):
         return False

@@ -39,14 +39,14 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
     Returns:
         Convolved field (B, out, H // stride, W // stride).
     """
-    before, after = split_halo(weight.shape[-1], stride)
+    before, after = compute_halo(weight.shape[-1], stride)
     if after > before:
         # If the number of zeros is odd, the additional zero is at the right and at the bottom.
         x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
     return F.conv2d(x_BCHW, weight, bias, stride, before)
 
 
-def split_halo(kernel: int, stride: int) -> tuple[int, int]:
+def compute_halo(kernel: int, stride: int) -> tuple[int, int]:
     """Return the numbers of cells that a kernel reads (before, after) the `stride` cells on which it is centred.
 
     Args:

@@ -33,7 +33,7 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
     """Return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias).
 
     Args:
-        expand: input x (..., C) of the first layer, its weight (K, C), and its bias (K,) or None, from `defer_product`.
+        expand: input x (..., C), weight (K, C) and bias (K,) or None of the first layer, from `defer_product`.
         weight: weight (out, K) of the second layer.
         bias: bias (out,) of the second layer; None for a layer without bias.
         norm: layer norm with the result x, so that the backward pass can compute x again; None to save x instead.
@@ -98,7 +98,10 @@ class _MlpSavingGeluInput(torch.autograd.Function):
 
 
 class _MlpOfNorm(torch.autograd.Function):
-    """Autograd function of an MLP after a layer norm; it saves only the input of the norm, and works in blocks."""
+    """Autograd function of an MLP after a layer norm. Of the activations it saves only the input of the norm.
+
+    It computes one block of rows at a time, so that the hidden channels fit into the CPU cache.
+    """
 
     @staticmethod
     def forward(

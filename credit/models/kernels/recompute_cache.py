@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Results = tuple[Tensor, ...]
-_current_pass: ContextVar[_Pass | None] = ContextVar("current_pass", default=None)
+_current_pass: ContextVar[_CheckpointedPass | None] = ContextVar("current_pass", default=None)
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -25,8 +25,8 @@ def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
     """
     # Each checkpointed call has a separate list, so calls that overlap in time do not mix their results.
     cached_results: list[Results] = []
-    first_pass = _Pass(cached_results, is_recomputation=False)
-    recomputation = _Pass(cached_results, is_recomputation=True)
+    first_pass = _CheckpointedPass(cached_results, is_recomputation=False)
+    recomputation = _CheckpointedPass(cached_results, is_recomputation=True)
     return first_pass, recomputation
 
 
@@ -43,7 +43,7 @@ def cache_across_recompute(compute: Callable[[], Results]) -> Results:
     return current_pass.next_results(compute)
 
 
-class _Pass(AbstractContextManager):
+class _CheckpointedPass(AbstractContextManager):
     """Context of one pass through a checkpointed function.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, uses_kernel
-from credit.models.kernels.large_kernel_conv import large_kernel_convs, split_halo, strided_conv
+from credit.models.kernels.large_kernel_conv import compute_halo, large_kernel_convs, strided_conv
 from credit.models.kernels.patch_gather import PatchGrid
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 
@@ -58,7 +58,7 @@ class CrossScaleEmbedding(nn.Module):
     @property
     def halo(self) -> tuple[int, int]:
         """Number of cells (before, after) the stride x stride cells of a token that the largest kernel reads."""
-        return split_halo(max(conv.kernel_size[0] for conv in self.convs), self.stride)
+        return compute_halo(max(conv.kernel_size[0] for conv in self.convs), self.stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return tokens (B, H // stride, W // stride, dim), where H and W are the size of the padded field.
@@ -107,7 +107,7 @@ class CrossScaleEmbedding(nn.Module):
         if not self.input_has_halo:
             return x_BCHW
         before, after = self.halo
-        kernel_before, kernel_after = split_halo(kernel, self.stride)
+        kernel_before, kernel_after = compute_halo(kernel, self.stride)
         skipped = before - kernel_before
         height = x_BCHW.shape[2] - skipped - (after - kernel_after)
         width = x_BCHW.shape[3] - skipped - (after - kernel_after)

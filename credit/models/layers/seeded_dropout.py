@@ -101,7 +101,7 @@ class SeededDropout(nn.Module):
         is_kept_BRU = self._compute_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)
         return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
-    def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
+    def drop_attention_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
         """Return attention weights after dropout: some are set to zero, the others are scaled to keep the mean.
 
         Args:

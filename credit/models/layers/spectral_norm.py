@@ -3,7 +3,7 @@
 A layer computes with W / sigma, where sigma = u^T W v. The float32 buffers u and v approximate the leading singular
 vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` updates them.
 
-Call this function once per optimizer step, before the first forward pass of the step, as the trainer of this package
+Call `advance_power_iterations` once per optimizer step, before the first forward pass, as the trainer of this package
 does (docs/add_a_model.md). All micro-steps, rollout steps and recomputations of a step then use the same u and v. A
 power iteration between a forward pass and its recomputation would silently produce wrong gradients.
 """
@@ -92,7 +92,7 @@ class SpectralNorm(nn.Module):
         return {"u": 0 if split_dim == 0 else None, "v": 0 if split_dim == 1 else None}
 
     @staticmethod
-    def share_sums(model: nn.Module) -> None:
+    def merge_all_reduces(model: nn.Module) -> None:
         """Change `model` in place so that the split weights of each sharding unit share one all-reduce."""
         install_batched_normalization(model, by_unit=True)
 
@@ -227,7 +227,7 @@ class _MatrixShard:
     columns: slice
 
     @classmethod
-    def of(cls, norm: SpectralNorm, chain: Chain) -> _MatrixShard:
+    def build(cls, norm: SpectralNorm, chain: Chain) -> _MatrixShard:
         bounds = local_slices(chain.original)
         rows = bounds.pop(norm.out_dim)
         # The columns are several dimensions of the weight; only the first of these dimensions can be sharded.
@@ -271,7 +271,7 @@ def _power_iterate_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int
     Every rank multiplies its parts of the matrices. The sums of these products over the ranks are the complete u and v,
     and each rank stores its part of u and v. The first all-reduce also gathers the adapters, which are small.
     """
-    shards = [_MatrixShard.of(norm, chain) for norm, chain in chains.items()]
+    shards = [_MatrixShard.build(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
     to_gather: list[Tensor] = []
     for shard in shards:
@@ -358,15 +358,15 @@ def _forward_with_prenormalized_weights(
         return forward(*args, **kwargs)
     ready = _weights_by_norm.get()
     weights = {norm: _compute_adapted_weight(chain) for norm, chain in chains.items() if norm not in ready}
-    token = _weights_by_norm.set({**ready, **_normalize_groups(weights)})
+    token = _weights_by_norm.set({**ready, **_normalize_together(weights)})
     try:
         return forward(*args, **kwargs)
     finally:
         _weights_by_norm.reset(token)
 
 
-def _normalize_groups(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Return normalised weights (or the parts on this rank), for all weights that can share kernels or all-reduces."""
+def _normalize_together(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
+    """Normalise and return the weights (or local parts) that can share kernels or all-reduces; omit the others."""
     split: dict[SpectralNorm, Tensor] = {}
     same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
     for norm, weight in weights.items():

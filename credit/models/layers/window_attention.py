@@ -192,7 +192,9 @@ class WindowAttention(nn.Module):
         bias_LL = self.position_bias()
         dropout = self.dropout if self.training else 0.0
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
-            drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
+            drop = partial(
+                self.seeded_dropout.drop_attention_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads
+            )
             y_NhLd = attention_with_changed_weights(qkv_3NhLd, bias_LL, drop)
         elif self.window == 1 and dropout == 0.0:
             # The result for a cell that attends only to itself is the value of the cell. The bias is added with factor

@@ -224,7 +224,9 @@ class ShiftedWindowAttention(nn.Module):
         # Seeded dropout changes the attention weights, which fused attention does not return.
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
             weights_NhLL = torch.softmax(q_NhLd @ k_NhLd.mT + bias, dim=-1).to(v_NhLd.dtype)
-            drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
+            drop = partial(
+                self.seeded_dropout.drop_attention_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads
+            )
             kept_NhLL = drop(weights_NhLL.reshape(*shape[:3], shape[2])).view_as(weights_NhLL)
             return (kept_NhLL @ v_NhLd).view(shape)
         dropout = self.dropout if self.training else 0.0

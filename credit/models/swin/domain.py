@@ -156,19 +156,19 @@ class Divisions:
     Attributes:
         grid: division of the input and output.
         patches: division of the patches after the embedding.
-        down: division of the tokens after the down-sampling.
+        down_sampled: division of the tokens after the down-sampling.
         tokens: division of the tokens in the transformer, including zeros that are added to complete windows.
-        up: division of the patches after the up-sampling.
-        cells: division of the cells of the patches after the head.
+        up_sampled: division of the patches after the up-sampling.
+        patch_cells: division of the cells that the head computes from the patches.
         output: division of the output without the padding, before it is interpolated to the grid.
     """
 
     grid: FieldDivision
     patches: FieldDivision
-    down: FieldDivision
+    down_sampled: FieldDivision
     tokens: FieldDivision
-    up: FieldDivision
-    cells: FieldDivision
+    up_sampled: FieldDivision
+    patch_cells: FieldDivision
     output: FieldDivision
 
     @classmethod
@@ -195,10 +195,10 @@ class Divisions:
         return cls(
             grid=divide_field(model.spec.grid.shape, num_parts),
             patches=patches,
-            down=down,
+            down_sampled=down,
             tokens=tokens,
-            up=up,
-            cells=divide_field(cells_shape, num_parts, DOWN_SAMPLING * multiple * patch_size),
+            up_sampled=up,
+            patch_cells=divide_field(cells_shape, num_parts, DOWN_SAMPLING * multiple * patch_size),
             output=divide_field(layout.output, num_parts),
         )
 
@@ -227,12 +227,12 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
         "embedding": CrossScaleEmbeddingRule(divisions.grid, divisions.patches, patch_reach, padding=layout.padding),
         # A 3x3 convolution with stride 2 reads one cell before the 2 x 2 cells of its output.
         "down.conv": _build_conv_rule(
-            model.down.conv, divisions.patches, divisions.down, Reach(before=1, stride=DOWN_SAMPLING)
+            model.down.conv, divisions.patches, divisions.down_sampled, Reach(before=1, stride=DOWN_SAMPLING)
         ),
-        "up.conv": NeighbourRule(divisions.down, divisions.up, Reach(factor=DOWN_SAMPLING)),
-        "crop": PadCropRule(divisions.cells, divisions.output, (north, west)),
+        "up.conv": NeighbourRule(divisions.down_sampled, divisions.up_sampled, Reach(factor=DOWN_SAMPLING)),
+        "crop": PadCropRule(divisions.patch_cells, divisions.output, (north, west)),
     }
-    for path, division in (("down", divisions.down), ("up", divisions.up)):
+    for path, division in (("down", divisions.down_sampled), ("up", divisions.up_sampled)):
         for index, layer in enumerate(model.get_submodule(path).refine):
             if isinstance(layer, WrapConv):
                 rules[f"{path}.refine.{index}"] = _build_conv_rule(layer, division, division, Reach(1, 1))
@@ -240,9 +240,9 @@ def plan_swin(model: Swin, num_parts: tuple[int, int]) -> DomainPlan:
                 rules[f"{path}.refine.{index}"] = GroupNormRule(division)
     if layout.tokens != layout.padded_tokens:
         rules["pad_tokens"] = PadCropRule(
-            divisions.down, divisions.tokens, (-token_north, -token_west), input_is_tokens=True
+            divisions.down_sampled, divisions.tokens, (-token_north, -token_west), input_is_tokens=True
         )
-        rules["crop_tokens"] = PadCropRule(divisions.tokens, divisions.down, (token_north, token_west))
+        rules["crop_tokens"] = PadCropRule(divisions.tokens, divisions.down_sampled, (token_north, token_west))
     for number, block in enumerate(model.blocks):
         for path, rule in list_block_rules(block, divisions.tokens):
             rules[f"blocks.{number}.{path}"] = rule
@@ -280,10 +280,10 @@ def estimate_imbalance(model: Swin, divisions: Divisions) -> float:
     """Return the estimated computing time of the busiest rank divided by the mean time of all ranks."""
     modules_by_division = (
         (divisions.patches, model.embedding),
-        (divisions.down, model.down),
+        (divisions.down_sampled, model.down),
         (divisions.tokens, model.blocks),
-        (divisions.up, model.up),
-        (divisions.up, model.head),
+        (divisions.up_sampled, model.up),
+        (divisions.up_sampled, model.head),
     )
     costs = []
     for division, module in modules_by_division:

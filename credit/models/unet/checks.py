@@ -54,7 +54,7 @@ def check_grid(grid: tuple[int, int], num_levels: int) -> None:
     """
     height, width = grid
     largest = 1
-    while width % 2**largest == 0 and _count_rows(height, largest + 1) >= 2:
+    while width % 2**largest == 0 and _count_coarsest_rows(height, largest + 1) >= 2:
         largest += 1
     if num_levels <= largest:
         return
@@ -67,6 +67,6 @@ def check_grid(grid: tuple[int, int], num_levels: int) -> None:
     raise ConfigError(f"{rule}; give at most {largest} entries")
 
 
-def _count_rows(height: int, num_levels: int) -> int:
+def _count_coarsest_rows(height: int, num_levels: int) -> int:
     """Return the number of rows of the coarsest level of a grid with `height` rows."""
     return -(-height // 2 ** (num_levels - 1))

@@ -40,7 +40,7 @@ def find_levels(grid: LatLonGrid, num_levels: int) -> list[Level]:
     south = (90.0 + grid.lat[-1]) / (grid.lat[-2] - grid.lat[-1])
     levels = []
     for _ in range(num_levels):
-        levels.append(Level((height, width), (_find_skip(north), _find_skip(south))))
+        levels.append(Level((height, width), (_find_pole_skip(north), _find_pole_skip(south))))
         north /= 2
         if height % 2 == 0:
             south += 1
@@ -50,7 +50,7 @@ def find_levels(grid: LatLonGrid, num_levels: int) -> list[Level]:
     return levels
 
 
-def _find_skip(distance: float) -> int:
+def _find_pole_skip(distance: float) -> int:
     """Return the number of rows, 0 or 1, that padding must not copy beyond a pole.
 
     Padding copies rows at the opposite longitude. The rows of the grid have the distances d, 1 + d, ... from the pole.

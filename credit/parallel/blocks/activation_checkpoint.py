@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.entry_points import custom_entry_points
+from credit.parallel.blocks.entry_points import list_custom_entry_points
 from credit.parallel.blocks.marks import is_marked, wrapped_module_ids
-from credit.parallel.blocks.spectral_norm_replay import NormalizedWeight, RecordedForward, find_normalized_weights
+from credit.parallel.blocks.spectral_norm_replay import NormalizedWeight, SingularVectorRecord, find_normalized_weights
 
 # Matrix products and attention. They are expensive to compute, and their results are small compared with the other
 # results that a block would save.
@@ -38,7 +38,7 @@ _Contexts = tuple[AbstractContextManager, AbstractContextManager]
 
 
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
-    """Wrap every marked block of `model` in place, so that the backward pass recomputes the block; return the model.
+    """Wrap every block marked with ``_fsdp2_shard`` in place, so that the backward pass recomputes it; return `model`.
 
     Both the forward pass of a block and the methods in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that
     have already been wrapped are not changed.
@@ -89,22 +89,22 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
     """
     make_contexts: Callable[[], _Contexts] | None = None
     if mode == "selective":
-        make_contexts = functools.partial(_selective_contexts, block)
+        make_contexts = functools.partial(_build_selective_contexts, block)
     normalized_weights = find_normalized_weights(block)
     if normalized_weights:
-        make_contexts = functools.partial(_replay_contexts, normalized_weights, make_contexts)
+        make_contexts = functools.partial(_build_replay_contexts, normalized_weights, make_contexts)
     # torch does not accept None for this option.
     options: dict[str, Any] = {}
     if make_contexts is not None:
         options["context_fn"] = make_contexts
     wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **options)
     # torch's wrapper checkpoints only `forward` and returns other attributes of the block unchanged.
-    for name in custom_entry_points(block):
+    for name in list_custom_entry_points(block):
         setattr(wrapper, name, functools.partial(wrapper.checkpoint_fn, getattr(block, name)))
     return wrapper
 
 
-def _selective_contexts(block: nn.Module) -> _Contexts:
+def _build_selective_contexts(block: nn.Module) -> _Contexts:
     """Return contexts of the first pass and the recomputation that save only the results of `_SAVED_OPERATIONS`.
 
     If the block contains sharding units, the contexts do nothing, and the whole block is recomputed. The reason is that
@@ -124,7 +124,7 @@ def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _replay_contexts(
+def _build_replay_contexts(
     normalized_weights: list[NormalizedWeight], other_contexts: Callable[[], _Contexts] | None
 ) -> _Contexts:
     """Return contexts that record torch's spectral norm in the first pass and replay it in the recomputation.
@@ -134,7 +134,7 @@ def _replay_contexts(
         other_contexts: function that returns the contexts of selective checkpointing, which are also entered; None
             without selective checkpointing.
     """
-    recorded = RecordedForward(normalized_weights)
+    recorded = SingularVectorRecord(normalized_weights)
     first_pass, recomputation = nullcontext(), nullcontext()
     if other_contexts is not None:
         first_pass, recomputation = other_contexts()

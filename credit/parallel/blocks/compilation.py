@@ -11,7 +11,8 @@ from credit.parallel.dtensor import to_local
 
 
 def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
-    """Change marked blocks in place: in a forward pass, split tensors are plain tensors with this rank's parts.
+    """Add hooks to the blocks marked with `_fsdp2_shard`, so that their forward passes see each DTensor as a plain
+    tensor with this rank's part.
 
     If a compiled graph converts a DTensor to a plain tensor, the device mesh is one of the values of the graph. In a
     checkpointed block, torch 2.13 tries to save the mesh for the backward pass and fails ("expected all
@@ -22,7 +23,7 @@ def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
         model: model after tensor parallelism and checkpointing, and before compilation and FSDP2. FSDP2 later inserts
             its hook before these hooks, so the hooks here read gathered weights.
     """
-    for block in _outermost_marked(model):
+    for block in _find_outermost_marked_blocks(model):
         split_tensors: list[tuple[nn.Module, str]] = []
         for module in block.modules():
             tensors = module._parameters | module._buffers
@@ -31,21 +32,24 @@ def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
             _use_local_tensors_in_forward(block, split_tensors)
 
 
-def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield each marked block that is not inside another marked block; for a wrapped block, yield its wrapper."""
+def _find_outermost_marked_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the blocks marked with ``_fsdp2_shard`` that are not inside another marked block.
+
+    For a block with a checkpoint wrapper, the wrapper is yielded.
+    """
     for child in model.children():
         # A checkpoint wrapper has the attributes of the block inside it, including the mark.
         if getattr(child, "_fsdp2_shard", False):
             yield child
         else:
-            yield from _outermost_marked(child)
+            yield from _find_outermost_marked_blocks(child)
 
 
 def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn.Module, str]]) -> None:
-    """Register hooks on a block that replace DTensors with this rank's parts during each forward pass.
+    """Register hooks on a block that replace its DTensors with this rank's parts during each forward pass.
 
     Args:
-        block: outermost marked block.
+        block: marked block that is not inside another marked block.
         split_tensors: (module inside the block, name of its parameter or buffer that is a DTensor).
     """
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 CUDA_GRAPHS = "reduce-overhead"
 
 
-def require_one_rank(conf: TrainerConfig, num_ranks: int) -> None:
-    """Require a single rank if the run uses CUDA graphs.
+def require_one_rank_for_cuda_graphs(conf: TrainerConfig, num_ranks: int) -> None:
+    """Require a single rank if the run uses CUDA graphs (``trainer.compile: reduce-overhead``).
 
     FSDP2 gathers weights into new memory in each pass, but a CUDA graph always reads the addresses of its recording.
 

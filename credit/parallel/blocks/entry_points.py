@@ -1,4 +1,4 @@
-"""Entry points of a block: ``forward``, and the methods in its attribute ``_fsdp2_forward_methods``."""
+"""Entry points of a block (a module that FSDP2 shards): ``forward``, and the methods in ``_fsdp2_forward_methods``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from credit.errors import ConfigError
 
 
-def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
-    """Return the names of a block's entry points other than ``forward``.
+def list_custom_entry_points(block: nn.Module) -> tuple[str, ...]:
+    """Return the names of the methods in a block's ``_fsdp2_forward_methods``, without ``forward``.
 
     Raises:
         ConfigError: if the block names a method that it does not have.
@@ -30,7 +30,7 @@ def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
 
 
 def copy_returned_views(module: nn.Module) -> None:
-    """Change every entry point of `module` in place, so that it returns copies instead of views.
+    """Change ``forward`` and the other entry points of `module` in place, so that they return copies instead of views.
 
     Call this function before FSDP2. FSDP2 registers a hook on each tensor that an entry point returns; this hook
     gathers the weights for the backward pass. An in-place operation on a returned view, such as ``y += 1``, would
@@ -40,7 +40,7 @@ def copy_returned_views(module: nn.Module) -> None:
         ConfigError: if ``_fsdp2_forward_methods`` of the module lists a method that does not exist.
     """
     module.register_forward_hook(_copy_output_views)
-    for name in custom_entry_points(module):
+    for name in list_custom_entry_points(module):
         setattr(module, name, functools.partial(_call_and_copy_views, getattr(module, name)))
 
 

@@ -60,7 +60,7 @@ def find_sharding_units(model: nn.Module) -> list[nn.Module]:
 
 
 def split_by_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> list[nn.Module]:
-    """Return the modules of a unit that must be sharded separately, inner before outer; the last is the unit itself.
+    """Return the modules of a sharding unit that FSDP2 must shard separately, inner before outer; the unit is the last.
 
     FSDP2 reduces all gradients of a sharded module in the same dtype. A module is therefore sharded separately if the
     dtype of its trainable weights differs from the dtype of the weights around it.
@@ -169,7 +169,9 @@ def require_unwrapped(path: str, module: nn.Module) -> None:
 
 
 def _require_shardable_module(path: str, module: nn.Module, is_root: bool) -> None:
-    """Require that a module is no other parallel wrapper and no marked container, and has one trainable dtype.
+    """Require that FSDP2 can shard a module: its class is allowed, and its trainable weights have one dtype.
+
+    Wrappers of other kinds of parallelism and marked containers (such as a ModuleList) are not allowed.
 
     Args:
         path: path of the module in the model, for the message.

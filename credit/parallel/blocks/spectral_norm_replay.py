@@ -34,8 +34,8 @@ class NormalizedWeight:
     vector_names: tuple[str, str]
 
 
-class RecordedForward:
-    """Record of the vectors u and v that torch's spectral norm uses in one forward pass of a block.
+class SingularVectorRecord:
+    """Record of the singular vectors u and v that torch's spectral norm uses in one forward pass of a block.
 
     A weight may be used several times in a forward pass, so the record has an entry for each call.
 
@@ -114,7 +114,7 @@ def find_normalized_weights(block: nn.Module) -> list[NormalizedWeight]:
 def _record_call(
     calls: list[dict[str, Tensor]], vector_names: tuple[str, str], module: nn.Module, *hook_arguments: Any
 ) -> None:
-    """Hook of a forward pass: append a copy of the module's current vectors to `calls`, the record of one weight."""
+    """Forward hook: append a copy of the module's current vectors u and v to `calls`, the record of one weight."""
     calls.append({name: module._buffers[name].clone() for name in vector_names})
 
 

@@ -52,7 +52,7 @@ Positions = slice | Tensor
 
 @dataclass(frozen=True)
 class _Route:
-    """Block of cells that one rank sends to another rank, from the view of one of these two ranks.
+    """Positions of a block of cells that one rank sends to another rank, in the tensor of one of these two ranks.
 
     Attributes:
         peer: index in the group of the rank that receives or sends the block.
@@ -68,7 +68,7 @@ class _Route:
     shape: tuple[int, int]
 
     def to(self, device: torch.device) -> _Route:
-        """Return a copy of the route with its index tensors on a device."""
+        """Return a copy with the index tensors on `device`."""
         rows, columns = self.rows, self.columns
         if isinstance(rows, Tensor):
             rows = rows.to(device)
@@ -277,7 +277,10 @@ def _find_routes(
 def _match_indices(
     available: Sequence[int], held: Sequence[int], needed: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the needed indices that are available; return their positions in `held` and their positions in `needed`."""
+    """Find the indices in both `available` and `needed`; return their positions in `held` and in `needed`.
+
+    An index is the number of a row or column in the whole field.
+    """
     held_array = np.asarray(held, dtype=np.int64)
     needed_array = np.asarray(needed, dtype=np.int64)
     size = 1 + max(held_array.max(initial=-1), needed_array.max(initial=-1))

@@ -57,18 +57,18 @@ def _exchange_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
 
 
 @exchange_cells.register_fake
-def _describe_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
+def _build_fake_cells(x_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Return an empty tensor with the shape of the result of `exchange_cells`, for tracing."""
     return x_BHWC.new_empty(x_BHWC.shape[0], *_exchanges[exchange_id].output_shape, x_BHWC.shape[3])
 
 
 @_exchange_gradient.register_fake
-def _describe_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
+def _build_fake_gradient(gradient_BHWC: Tensor, exchange_id: int) -> Tensor:
     """Return an empty tensor with the shape of the result of `_exchange_gradient`, for tracing."""
     return gradient_BHWC.new_empty(gradient_BHWC.shape[0], *_exchanges[exchange_id].input_shape, gradient_BHWC.shape[3])
 
 
-def _save_exchange(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
+def _save_exchange_id(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, int], output: Tensor) -> None:
     """Save the number of the exchange for the backward pass."""
     _, ctx.exchange_id = inputs
 
@@ -78,4 +78,4 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, gradient_BHWC: Tensor) -
     return _exchange_gradient(gradient_BHWC, ctx.exchange_id), None
 
 
-exchange_cells.register_autograd(_backward, setup_context=_save_exchange)
+exchange_cells.register_autograd(_backward, setup_context=_save_exchange_id)

@@ -75,8 +75,8 @@ def choose_num_ranks(settings: ParallelismSettings, global_batch: int, available
     )
 
 
-def wait_for_end(process: ProcessInfo) -> bool:
-    """Wait on a spare rank until the run on the other ranks ends.
+def wait_for_run_end(process: ProcessInfo) -> bool:
+    """Wait, on a spare rank, until the run on the other ranks ends.
 
     Args:
         process: position of this process among all processes that were started.

@@ -28,7 +28,7 @@ def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int], timeout_min
         axis_sizes: name -> length of each axis; the product of the lengths is the number of ranks.
         timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
     """
-    with _create_few_groups(device_type, timeout_minutes):
+    with _patch_group_creation(device_type, timeout_minutes):
         return init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
 
 
@@ -39,7 +39,7 @@ def merge_mesh_axes(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
         mesh: mesh with named axes; it may be part of a larger mesh.
         name: name of the merged axis; None to join the names of the axes.
     """
-    with _create_few_groups(mesh.device_type):
+    with _patch_group_creation(mesh.device_type):
         return mesh._flatten(name)
 
 
@@ -88,8 +88,11 @@ def _split_all_ranks(**options: Any) -> dist.ProcessGroup:
 
 
 @contextmanager
-def _create_few_groups(device_type: str, timeout_minutes: int | None = None) -> Iterator[None]:
-    """Context in which torch's device meshes create their process groups with the functions of this module."""
+def _patch_group_creation(device_type: str, timeout_minutes: int | None = None) -> Iterator[None]:
+    """Context in which torch's device meshes create process groups with the functions of this module.
+
+    Each rank then creates only the groups to which it belongs.
+    """
     timeout = _to_timeout(timeout_minutes)
     rank = dist.get_rank()
 

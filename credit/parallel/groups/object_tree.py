@@ -68,7 +68,7 @@ class RankTree:
             step *= 2
         return value
 
-    def broadcast(self, payload: bytes | None) -> bytes:
+    def broadcast_bytes(self, payload: bytes | None) -> bytes:
         """Collective: return the root's `payload` on every member; the `payload` of other members is ignored."""
         # The lowest bit of the index is the distance to the sender. The root has no sender and sends in all steps.
         step = self.index & -self.index
@@ -84,10 +84,10 @@ class RankTree:
             step //= 2
         return payload
 
-    def share(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """Collective: return the root's `value` on every member; the `value` of other members is ignored."""
         is_root = self.index == 0
-        payload = self.broadcast(pickle.dumps(value) if is_root else None)
+        payload = self.broadcast_bytes(pickle.dumps(value) if is_root else None)
         return value if is_root else pickle.loads(payload)
 
     def _send(self, payload: bytes, index: int) -> None:

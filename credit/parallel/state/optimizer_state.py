@@ -91,7 +91,7 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
         # Outlines are small, so the outlines of all parameters are sent in one message.
         outlines = {}
         for name, entry in state.items():
-            outlines[name] = {key: _outline(value) for key, value in entry.items()}
+            outlines[name] = {key: _build_outline(value) for key, value in entry.items()}
         return outlines, groups
 
     outlines, saved_groups = run_on_rank0(check_on_rank0)
@@ -260,8 +260,8 @@ def _has_params(group: Any) -> bool:
     return isinstance(group, Mapping) and "params" in group
 
 
-def _outline(value: Any) -> Any:
-    """Return the outline of a value: a tensor is replaced with a meta-device tensor, any other value is unchanged.
+def _build_outline(value: Any) -> Any:
+    """Return `value` with each tensor replaced by its shape and dtype (a tensor on the meta device).
 
     A scalar tensor, such as the number of steps, is also unchanged. It is not split over the ranks, so it is sent with
     the outline.
@@ -322,8 +322,8 @@ def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parame
     """Collective for a tensor: send a value from rank 0, and return it with the sharding of `parameter`.
 
     Args:
-        outline: outline of the value, see `_outline`. An outline that is not a tensor on the meta device is the value
-            itself; a copy of it is returned.
+        outline: outline of the value, see `_build_outline`. An outline that is not a tensor on the meta device is the
+            value itself; a copy of it is returned.
         full_value: on rank 0, whole tensor; on other ranks, None.
         parameter: parameter to which the value belongs.
     """
@@ -336,7 +336,7 @@ def _initial_value(value: Any, parameter: nn.Parameter) -> Any:
     """Return the initial optimizer state (zero) for a parameter that never had a gradient.
 
     Args:
-        value: outline of the same state of another parameter, see `_outline`.
+        value: outline of the same state of another parameter, see `_build_outline`.
         parameter: parameter to which the state belongs.
     """
     if not isinstance(value, Tensor):

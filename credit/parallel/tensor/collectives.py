@@ -64,8 +64,10 @@ class AllReduceBothWays(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class FusedRoutes:
-    """Routes of a fused weight's rows from the ranks that store the rows to the ranks that compute with the rows.
+class FusedRowRoutes:
+    """Numbers of rows of a fused weight that a rank sends to and receives from each rank.
+
+    The rows are sent from the ranks that store them to the ranks that compute with them.
 
     The rows of the whole weight consist of p equal fused parts, one after the other, such as gate and up. With n ranks,
     rank r stores the r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part.
@@ -85,8 +87,8 @@ class FusedRoutes:
     group: dist.ProcessGroup
 
 
-def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRoutes:
-    """Return this rank's routes for the rows of a fused weight.
+def plan_fused_row_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRowRoutes:
+    """Return which rows of a fused weight this rank sends to each rank and receives from each rank.
 
     Args:
         rows: number of rows of the whole weight, a multiple of `parts` times the number of ranks.
@@ -103,18 +105,18 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
     piece_order = sorted(range(parts), key=lambda piece: destinations[piece])
     num_rows_sent = [piece_rows * destinations.count(other) for other in range(num_ranks)]
     num_rows_received = [piece_rows * sources.count(other) for other in range(num_ranks)]
-    return FusedRoutes(tuple(piece_order), tuple(num_rows_sent), tuple(num_rows_received), group)
+    return FusedRowRoutes(tuple(piece_order), tuple(num_rows_sent), tuple(num_rows_received), group)
 
 
 class ExchangeFusedRows(torch.autograd.Function):
     """Collective: exchange of rows, after which each rank has its share of every fused part of a weight.
 
     The input (rows / ranks, ...) contains the rows that this rank stores. The output of the same shape contains the
-    rows with which this rank computes. See `FusedRoutes`.
+    rows with which this rank computes. See `FusedRowRoutes`.
     """
 
     @staticmethod
-    def forward(ctx, rows: Tensor, routes: FusedRoutes) -> Tensor:
+    def forward(ctx, rows: Tensor, routes: FusedRowRoutes) -> Tensor:
         ctx.routes = routes
         pieces = rows.chunk(len(routes.piece_order))
         ordered_rows = torch.cat([pieces[piece] for piece in routes.piece_order])

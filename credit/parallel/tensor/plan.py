@@ -85,7 +85,7 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
 
     # Group the layers that are split together, and find the number of heads or hidden units of each layer.
     groups = []
-    for parent, names in _group_names(entries).items():
+    for parent, names in _group_layer_names(entries).items():
         group = []
         for name in names:
             entry = entries[name]
@@ -170,7 +170,7 @@ def _read_entry(value: object, location: str) -> PlanEntry:
     return PlanEntry(value)
 
 
-def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
+def _group_layer_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
     """Group the layers of a plan that are split together.
 
     The layers of a group have a common parent module, which contains a colwise layer, its rowwise partner and all

@@ -19,8 +19,8 @@ values may have fewer heads than queries; their number is computed from the widt
 The split weights are DTensors on the ``tp`` mesh, but the layers compute with this rank's part as a plain tensor. A
 parametrized weight (spectral norm, LoRA) keeps its parametrizations: the unparametrized weight (``original``) is split.
 The method ``share`` of each parametrization receives functions that sum over the ranks. It returns the tensors of the
-parametrization that are split with the weight. A parametrization may have a static method ``share_sums(model)``, which
-replaces the separate sums of all weights in a block with a single sum.
+parametrization that are split with the weight. A parametrization may have a static method
+``merge_all_reduces(model)``, which replaces the separate sums of all weights in a block with a single sum.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from credit.parallel.tensor.collectives import (
     AllReduceBothWays,
     AllReduceForward,
     ExchangeFusedRows,
-    FusedRoutes,
-    plan_fused_routes,
+    FusedRowRoutes,
+    plan_fused_row_routes,
 )
 from credit.parallel.tensor.dropout import RankRandomState, has_dropout
 from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splittable
@@ -156,7 +156,7 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh, sequence_ranks: Se
             _split_parameters(module, 0, mesh)
             routes = None
             if layer.fused_parts > 1:
-                routes = plan_fused_routes(module.out_features, layer.fused_parts, process_group)
+                routes = plan_fused_row_routes(module.out_features, layer.fused_parts, process_group)
             module.forward = functools.partial(
                 _colwise_forward, module, process_group, random_state, routes=routes, tokens=tokens
             )
@@ -187,8 +187,8 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
         _split_tensor(layer, "bias", Shard(0), mesh)
 
 
-def share_sums(model: nn.Module) -> None:
-    """Call ``share_sums(model)`` of every class of parametrizations in the model that has this method.
+def merge_all_reduces(model: nn.Module) -> None:
+    """Call ``merge_all_reduces(model)`` of every class of parametrizations in the model that has this method.
 
     The parametrizations then sum over the ranks once for all weights of a block. Without this call, and in compiled
     blocks, each split weight needs separate sums.
@@ -199,8 +199,8 @@ def share_sums(model: nn.Module) -> None:
             parametrization_classes.update(type(parametrization) for parametrization in module)
     # The order must be the same on all ranks, because it determines the order of their collectives.
     for parametrization_class in sorted(parametrization_classes, key=lambda cls: cls.__name__):
-        if hasattr(parametrization_class, "share_sums"):
-            parametrization_class.share_sums(model)
+        if hasattr(parametrization_class, "merge_all_reduces"):
+            parametrization_class.merge_all_reduces(model)
 
 
 def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
@@ -233,7 +233,7 @@ def _colwise_forward(
     random_state: RankRandomState | None,
     x: Tensor,
     product: Callable[..., Any] = F.linear,
-    routes: FusedRoutes | None = None,
+    routes: FusedRowRoutes | None = None,
     tokens: TokenParts | None = None,
 ) -> Any:
     """Collective: compute this rank's outputs of a colwise layer; the backward pass is also a collective.
@@ -264,8 +264,8 @@ def _colwise_forward(
         x = AllReduceBackward.apply(group, x)
     else:
         x = GatherTokens.apply(x, tokens)
-        weight = _average_over_tokens(weight, group)
-        bias = None if bias is None else _average_over_tokens(bias, group)
+        weight = _scale_weight_gradient(weight, group)
+        bias = None if bias is None else _scale_weight_gradient(bias, group)
     y = product(x, weight, bias)
     if random_state is not None and random_state.is_needed():
         random_state.enter(x.device)
@@ -303,7 +303,7 @@ def _rowwise_forward(
     if tokens is None:
         y = AllReduceForward.apply(product(x, weight, None), group)
     else:
-        y = SumTokens.apply(product(x, _average_over_tokens(weight, group), None), tokens)
+        y = SumTokens.apply(product(x, _scale_weight_gradient(weight, group), None), tokens)
     # The bias is added once, after the sum over the ranks.
     if layer.bias is not None:
         y = y + layer.bias.to(y.dtype)
@@ -327,12 +327,12 @@ def _average_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, 
             f"trainer.parallelism.sequence_parallel: {type(module).__name__} is a replicated module with tokens as "
             "input, which is not supported; set sequence_parallel to false"
         )
-    # The gradient comes from the tokens of all ranks, so it is averaged, see `_average_over_tokens`.
-    return _average_over_tokens(AllReduceBackward.apply(group, output), group)
+    # The gradient comes from the tokens of all ranks, so it is averaged, see `_scale_weight_gradient`.
+    return _scale_weight_gradient(AllReduceBackward.apply(group, output), group)
 
 
-def _average_over_tokens(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return a weight unchanged; in the backward pass, divide its gradient by the number of tensor-parallel ranks.
+def _scale_weight_gradient(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `weight` unchanged; in the backward pass, divide its gradient by the number of tensor-parallel ranks.
 
     The loss of a rank is its part of the loss, multiplied by the number of ranks that share the fields, because FSDP2
     averages gradients over these ranks. FSDP2 does not average the gradients of split weights over the tensor-parallel

@@ -1,6 +1,6 @@
 """Detection of tropical cyclones in the fields of one lead time of one forecast.
 
-The method is the one of TempestExtremes: P. A. Ullrich and C. M. Zarzycki (2017), doi:10.5194/gmd-10-1069-2017. The
+The method follows TempestExtremes: P. A. Ullrich and C. M. Zarzycki (2017), doi:10.5194/gmd-10-1069-2017. The
 criteria are taken from Ullrich et al. (2021), doi:10.5194/gmd-14-5023-2021: a minimum of pressure that is enclosed by
 higher pressure, and a warm core that is enclosed by lower thickness of the layer from 500 to 300 hPa. The vorticity
 criterion is taken from F. Vitart, J. L. Anderson and W. F. Stern (1997), J. Climate 10, 2527.
@@ -79,7 +79,7 @@ class _Patch:
     distance_PQ: np.ndarray
     centre: tuple[int, int]
 
-    def take(self, field_HW: np.ndarray) -> np.ndarray:
+    def select_values(self, field_HW: np.ndarray) -> np.ndarray:
         """Return the values (P, Q) of a field in the cells of the patch."""
         return field_HW[self.rows[:, None], self.columns]
 
@@ -132,11 +132,11 @@ class CycloneDetector:
         vorticity = None
         if fields.vorticity is not None:
             sign = 1.0 if self._grid.lat[row] >= 0 else -1.0
-            vorticity = float(np.nanmax(np.where(is_core_PQ, sign * core.take(fields.vorticity), -np.inf)))
+            vorticity = float(np.nanmax(np.where(is_core_PQ, sign * core.select_values(fields.vorticity), -np.inf)))
             if vorticity < section.min_vorticity:
                 return None
         if fields.thickness is not None:
-            thickness_PQ = np.where(is_core_PQ, core.take(fields.thickness), -np.inf)
+            thickness_PQ = np.where(is_core_PQ, core.select_values(fields.thickness), -np.inf)
             patch_row, patch_column = np.unravel_index(thickness_PQ.argmax(), thickness_PQ.shape)
             warm = self._build_patch(
                 int(core.rows[patch_row]), int(core.columns[patch_column]), section.warm_core_radius
@@ -146,7 +146,7 @@ class CycloneDetector:
                 return None
         wind = None
         if fields.wind is not None:
-            near_winds = patch.take(fields.wind)[patch.distance_PQ <= section.pressure_radius]
+            near_winds = patch.select_values(fields.wind)[patch.distance_PQ <= section.pressure_radius]
             near_winds = near_winds[np.isfinite(near_winds)]
             if near_winds.size:
                 wind = float(near_winds.max())
@@ -160,13 +160,13 @@ class CycloneDetector:
         # Treat rows as equally spaced. The spacing of a Gaussian grid differs by less than 1 % in a few rows.
         if 0 < row < num_rows - 1:
             half_step = 0.5 * (self._grid.lat[row + 1] - self._grid.lat[row - 1])
-            lat += half_step * find_vertex(*pressure_HW[row - 1 : row + 2, column])
+            lat += half_step * find_parabola_vertex(*pressure_HW[row - 1 : row + 2, column])
         neighbours = pressure_HW[row, np.arange(column - 1, column + 2) % num_columns]
-        lon = float(self._grid.lon[column]) + 360.0 / num_columns * find_vertex(*neighbours)
+        lon = float(self._grid.lon[column]) + 360.0 / num_columns * find_parabola_vertex(*neighbours)
         return lat, lon % 360.0
 
     def _build_patch(self, row: int, column: int, radius: float) -> _Patch:
-        """Return the patch around a cell that contains a radius in degrees and at least one cell beyond the radius."""
+        """Return the patch around a cell: all cells within a radius in degrees, and at least one cell beyond it."""
         lat = self._grid.lat[row]
         reach = radius + 1.5 * self._spacing
         rows = np.flatnonzero(np.abs(self._grid.lat - lat) <= reach)
@@ -185,7 +185,7 @@ class CycloneDetector:
         return _Patch(rows, columns, distance_PQ, (int(np.searchsorted(rows, row)), half_width))
 
 
-def find_vertex(before: float, middle: float, after: float) -> float:
+def find_parabola_vertex(before: float, middle: float, after: float) -> float:
     """Return the position of the minimum of a parabola through three values, in steps from the middle (-0.5 to 0.5).
 
     Args:
@@ -208,7 +208,7 @@ def is_enclosed(patch: _Patch, field_HW: np.ndarray, rise: float, radius: float)
         rise: required difference from the value at the centre.
         radius: great-circle distance in degrees.
     """
-    values_PQ = patch.take(field_HW)
+    values_PQ = patch.select_values(field_HW)
     is_low_PQ = ~(values_PQ >= values_PQ[patch.centre] + rise)
     labels_PQ, _ = ndimage.label(is_low_PQ, structure=_CONNECTED)
     is_connected_PQ = labels_PQ == labels_PQ[patch.centre]

@@ -23,7 +23,7 @@ from credit.physics.vorticity import relative_vorticity
 from credit.products.base import Product, ProductCase, ProductContext, ProductOutput, register_product
 from credit.products.cyclones.detection import CycloneDetector, CycloneFields
 from credit.products.cyclones.tracking import TrackBuilder, TrackPoint
-from credit.products.derived import is_on_pressure_level, require_layer, require_wind
+from credit.products.derived import find_layer_geopotential, find_wind_components, is_on_pressure_level
 from credit.products.section import CycloneTracksSection
 from credit.utils.atomic import atomic_write_text
 
@@ -71,17 +71,17 @@ class CycloneTracks(Product):
         self.vorticity_wind = self._choose_variables("vorticity_wind", context)
         self.metres_per_second = 1.0
         if self.vorticity_wind:
-            self.metres_per_second = self._require_wind(context, self.vorticity_wind, "vorticity_wind")
+            self.metres_per_second = self._find_wind_factor(context, self.vorticity_wind, "vorticity_wind")
             self.criteria.append(f"vorticity of {', '.join(self.vorticity_wind)}")
         self.warm_core = self._choose_variables("warm_core", context)
         self.thickness_factor = 1.0
         if self.warm_core:
-            _, self.thickness_factor = require_layer(context, self.warm_core, "warm_core")
+            _, self.thickness_factor = find_layer_geopotential(context, self.warm_core, "warm_core")
             self.criteria.append(f"warm core between {' and '.join(self.warm_core)}")
         self.surface_wind = self._choose_variables("surface_wind", context)
         self.surface_metres_per_second = 1.0
         if self.surface_wind:
-            self.surface_metres_per_second = self._require_wind(context, self.surface_wind, "surface_wind")
+            self.surface_metres_per_second = self._find_wind_factor(context, self.surface_wind, "surface_wind")
         self.inputs = (section.pressure, *self.vorticity_wind, *self.warm_core, *self.surface_wind)
         for name in self.inputs:
             if context.find_field(name).dim != pressure.dim:
@@ -106,15 +106,18 @@ class CycloneTracks(Product):
         return defaults
 
     @staticmethod
-    def _require_wind(context: ProductContext, names: Sequence[str], key: str) -> float:
+    def _find_wind_factor(context: ProductContext, names: Sequence[str], key: str) -> float:
         """Check two wind components, and return the factor that converts their units to m s-1."""
-        eastward, _ = require_wind(context, names, key)
+        eastward, _ = find_wind_components(context, names, key)
         if normalise_units(eastward.units) == "m s-1":
             return 1.0
         return find_conversion(eastward.units, "m s-1", eastward.name, "forecasts", f"{context.key}.{key}").scale
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the section and the criteria and wind, which also depend on the forecasts."""
+        """Return the settings of the section, the applied criteria, and the variables of the surface wind.
+
+        The criteria and the variables also depend on the variables in the forecasts.
+        """
         return {**super().settings(), "criteria": self.criteria, "wind": list(self.surface_wind)}
 
     def open(self, case: ProductCase) -> ProductOutput:

@@ -1,6 +1,6 @@
 """Construction of tracks from the centres of cyclones at successive lead times.
 
-The method is the one of the GFDL tracker (T. Marchok (2021), doi:10.1175/JAMC-D-20-0175.1): the first guess of the next
+The method follows the GFDL tracker (T. Marchok (2021), doi:10.1175/JAMC-D-20-0175.1): the first guess of the next
 position repeats the last displacement, and the nearest centre within a limit continues the track.
 """
 

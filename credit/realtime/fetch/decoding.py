@@ -11,7 +11,7 @@ from credit.calendar import Calendar
 from credit.data.formats.grib.messages import GribGrid, Message, read_messages, read_values
 from credit.data.formats.units import Conversion, find_conversion, is_same_unit, normalise_units
 from credit.errors import DataError
-from credit.realtime.fetch.message_check import has_hole
+from credit.realtime.fetch.message_check import has_zero_run
 from credit.realtime.fetch.records import RecordRequest
 
 # Standard gravity in m s-2 (WMO, Guide to Instruments and Methods of Observation, WMO-No. 8). Geopotential in m2 s-2 is
@@ -20,7 +20,7 @@ STANDARD_GRAVITY = 9.80665
 
 
 @dataclass(frozen=True)
-class Field:
+class DecodedField:
     """Decoded field of a GRIB record.
 
     Attributes:
@@ -34,7 +34,7 @@ class Field:
     grid: GribGrid
 
 
-def read_record(path: Path, request: RecordRequest, minutes: int) -> Field:
+def read_record(path: Path, request: RecordRequest, minutes: int) -> DecodedField:
     """Decode the requested field of a record, and check that its values are usable.
 
     Args:
@@ -73,9 +73,9 @@ def read_record(path: Path, request: RecordRequest, minutes: int) -> Field:
     _require_usable_values(values_HW, request)
     # Quantities such as humidity and ice have the natural minimum 0, which may be the value in large areas.
     smallest = np.nanmin(values_HW)
-    if smallest != 0 and has_hole(path.read_bytes()):
+    if smallest != 0 and has_zero_run(path.read_bytes()):
         raise DataError(f"a part of the record is empty, so its cells would be decoded as {smallest:g}")
-    return Field(values_HW, message.parameter.attributes.get("units", ""), grid)
+    return DecodedField(values_HW, message.parameter.attributes.get("units", ""), grid)
 
 
 def find_field_conversion(units: str, target_units: str, request: RecordRequest) -> Conversion | None:

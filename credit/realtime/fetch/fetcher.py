@@ -15,9 +15,9 @@ from pathlib import Path
 from credit.calendar import Calendar
 from credit.config.realtime_section import RealtimeConfig
 from credit.errors import CycleError, DataError
-from credit.realtime.fetch.decoding import Field, read_record
+from credit.realtime.fetch.decoding import DecodedField, read_record
 from credit.realtime.fetch.index import IndexEntry, find_entries, parse_index
-from credit.realtime.fetch.message_check import HEADER_LENGTH, parse_length, require_message
+from credit.realtime.fetch.message_check import HEADER_LENGTH, parse_length, require_complete_message
 from credit.realtime.fetch.records import RecordRequest
 from credit.realtime.fetch.transport import HttpClient, TransportError
 from credit.utils.atomic import atomic_write
@@ -101,7 +101,7 @@ class RecordFetcher:
                 return
             # The index may be older than the file, or the transfer may have damaged the record, so both are read again.
             try:
-                self._client.wait(attempt, "damaged record", problem)
+                self._client.wait_before_retry(attempt, "damaged record", problem)
             except TransportError as error:
                 raise CycleError(f"{problem} (attempts: {attempt + 1})") from error
             attempt += 1
@@ -115,7 +115,7 @@ class RecordFetcher:
         if not self._list_missing():
             return None
         index = self._call_client("index", self._client.read_file, self._file.index_url)
-        self._discard_other_version(index)
+        self._discard_records_of_other_version(index)
         entries = self._find_in_index(index, self._list_missing())
         problem = None
         for group in self._group_adjacent(entries):
@@ -126,7 +126,7 @@ class RecordFetcher:
             for request, entry in group:
                 first = entry.offset - start
                 try:
-                    self._store(request, body[first : first + entry.length])
+                    self._store_record(request, body[first : first + entry.length])
                 except DataError as error:
                     problem = problem or self._file.describe(request.describe(), str(error))
         return problem
@@ -135,7 +135,7 @@ class RecordFetcher:
         """Return the requests whose records are not on the disk."""
         return [request for request in self._requests if not self.record_path(request).exists()]
 
-    def _discard_other_version(self, index: bytes) -> None:
+    def _discard_records_of_other_version(self, index: bytes) -> None:
         """Delete the records on the disk unless they were fetched with the same `index`.
 
         A server may replace a file between two calls, and the records of two versions must not be mixed.
@@ -168,7 +168,7 @@ class RecordFetcher:
         absent = []
         for request in missing:
             entries = find_entries(index, request, self._file.minutes)
-            pairs += [(request, self._complete(request, entry)) for entry in entries]
+            pairs += [(request, self._complete_entry(request, entry)) for entry in entries]
             if not entries:
                 absent.append(request.describe())
         if absent:
@@ -177,7 +177,7 @@ class RecordFetcher:
             raise CycleError(self._file.describe(names, "not in the index"))
         return sorted(pairs, key=lambda pair: pair[1].offset)
 
-    def _complete(self, request: RecordRequest, entry: IndexEntry) -> IndexEntry:
+    def _complete_entry(self, request: RecordRequest, entry: IndexEntry) -> IndexEntry:
         """Return an entry with its length, which is read from the header of the message if the index does not have it.
 
         Raises:
@@ -207,14 +207,14 @@ class RecordFetcher:
             end = entry.offset + entry.length
         return groups
 
-    def _store(self, request: RecordRequest, content: bytes) -> None:
+    def _store_record(self, request: RecordRequest, content: bytes) -> None:
         """Verify a record and write it to the disk.
 
         Raises:
             DataError: if the record is damaged or is not the requested record, or if the index lists a second record
                 with different content.
         """
-        require_message(content)
+        require_complete_message(content)
         path = self.record_path(request)
         if path.exists():
             # The index lists the record twice. If the two records differ, the right record is not known.
@@ -231,7 +231,7 @@ class RecordFetcher:
         finally:
             candidate.unlink(missing_ok=True)
 
-    def read(self, request: RecordRequest) -> Field:
+    def read(self, request: RecordRequest) -> DecodedField:
         """Return the decoded field of a record that has been fetched, in the units of the message."""
         return read_record(self.record_path(request), request, self._file.minutes)
 

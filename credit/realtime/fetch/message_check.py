@@ -34,7 +34,7 @@ def parse_length(header: bytes) -> int | None:
     return length if length <= _MAX_LENGTH else None
 
 
-def require_message(content: bytes) -> None:
+def require_complete_message(content: bytes) -> None:
     """Raise DataError if bytes are not a single complete GRIB 2 message.
 
     Raises:
@@ -53,11 +53,11 @@ def require_message(content: bytes) -> None:
         raise DataError("the record has no sections")
 
 
-def has_hole(content: bytes) -> bool:
+def has_zero_run(content: bytes) -> bool:
     """Return True if the packed values of a message contain 256 consecutive zero bytes.
 
     Args:
-        content: a message that `require_message` accepts.
+        content: a message that `require_complete_message` accepts.
     """
     return any(number == _DATA_SECTION and _HOLE in section for number, section in _iterate_sections(content))
 

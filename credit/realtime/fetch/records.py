@@ -12,7 +12,7 @@ from credit.config.realtime_section import RealtimeConfig, RecordConfig
 from credit.config.sections.data import DataConfig
 from credit.data.analyses import select_forecast_inputs
 from credit.data.formats.grib.messages import Message
-from credit.data.formats.grib.unreadable import convert_level, find_level_type
+from credit.data.formats.grib.unreadable import find_level_type, find_level_value
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.ensemble.perturbations import compute_analysis_offsets
 from credit.forecast.initial_times import list_frame_offsets
@@ -112,7 +112,7 @@ class RecordRequest:
         type_of_level = message.key_values.get("typeOfLevel")
         if self.level_type == _PRESSURE:
             is_pressure = find_level_type(message) == "pressure"
-            return is_pressure and abs(convert_level(message) - self.level_value) < 1e-6 * self.level_value
+            return is_pressure and abs(find_level_value(message) - self.level_value) < 1e-6 * self.level_value
         if self.level_type == _COLUMN:
             return type_of_level in _COLUMN_TYPES
         if not self.level_type:
@@ -128,7 +128,7 @@ def list_record_requests(config: Config) -> list[RecordRequest]:
     Raises:
         ConfigError: if the section ``realtime`` is missing, or a variable cannot be in an analysis.
     """
-    realtime = require_section(config)
+    realtime = require_realtime_section(config)
     channels = select_forecast_inputs(config.data).channel_map().time_varying_stored
     variables = {channel.variable for channel in channels}
     for name in realtime.fields:
@@ -140,7 +140,7 @@ def list_record_requests(config: Config) -> list[RecordRequest]:
     return [_build_request(channel, config.data, realtime) for channel in channels]
 
 
-def require_section(config: Config) -> RealtimeConfig:
+def require_realtime_section(config: Config) -> RealtimeConfig:
     """Return the section ``realtime`` of a config.
 
     Raises:
@@ -159,7 +159,7 @@ def list_analysis_offsets(config: Config) -> list[int]:
     Raises:
         ConfigError: if an earlier analysis would not be at an hour of ``realtime.cycles``.
     """
-    realtime = require_section(config)
+    realtime = require_realtime_section(config)
     offsets = sorted(set(list_frame_offsets(compute_analysis_offsets(config.inference.ensemble), config.data)))
     for hour in realtime.cycles:
         for offset in offsets:
@@ -182,8 +182,8 @@ def _build_request(channel: Channel, data: DataConfig, realtime: RealtimeConfig)
     """Return the request for the record of one channel; for errors see `list_record_requests`."""
     variable = channel.variable
     options = data.options_of(variable)
-    _require_instant(channel, data)
-    record = realtime.fields.get(variable) or _find_built_in(variable, realtime.format)
+    _require_available_in_analysis(channel, data)
+    record = realtime.fields.get(variable) or _find_built_in_record(variable, realtime.format)
     key = f"realtime.fields.{variable}"
     if channel.level is not None and record.level is not None:
         raise ConfigError(f"{key}.level: {variable} is in vars_3D, so its levels are data.levels; remove this key")
@@ -221,7 +221,7 @@ def _build_request(channel: Channel, data: DataConfig, realtime: RealtimeConfig)
     )
 
 
-def _require_instant(channel: Channel, data: DataConfig) -> None:
+def _require_available_in_analysis(channel: Channel, data: DataConfig) -> None:
     """Raise ConfigError if an analysis at one instant on pressure levels cannot contain a variable.
 
     Raises:
@@ -246,7 +246,7 @@ def _require_instant(channel: Channel, data: DataConfig) -> None:
         )
 
 
-def _find_built_in(variable: str, index_format: str) -> RecordConfig:
+def _find_built_in_record(variable: str, index_format: str) -> RecordConfig:
     """Return the built-in record of a variable.
 
     Raises:

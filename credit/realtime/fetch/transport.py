@@ -79,7 +79,7 @@ class HttpClient:
         Raises:
             TransportError: if the file cannot be read.
         """
-        return self._repeat(url, None)
+        return self._request_until_success(url, None)
 
     def read_range(self, url: str, offset: int, length: int) -> bytes:
         """Return `length` bytes of a file, starting at `offset`.
@@ -87,19 +87,19 @@ class HttpClient:
         Raises:
             TransportError: if the bytes cannot be read, or the server does not support byte ranges.
         """
-        return self._repeat(url, (offset, length))
+        return self._request_until_success(url, (offset, length))
 
-    def _repeat(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
+    def _request_until_success(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
         """Request a file, or its `byte_range` (offset, length), until an attempt succeeds; return the bytes."""
         attempt = 0
         while True:
             try:
-                return self._request(url, byte_range)
+                return self._request_once(url, byte_range)
             except _TransientError as error:
-                self.wait(attempt, url, str(error), error.retry_after)
+                self.wait_before_retry(attempt, url, str(error), error.retry_after)
             attempt += 1
 
-    def wait(self, attempt: int, subject: str, reason: str, retry_after: float | None = None) -> None:
+    def wait_before_retry(self, attempt: int, subject: str, reason: str, retry_after: float | None = None) -> None:
         """Wait before an attempt is repeated.
 
         Args:
@@ -122,8 +122,8 @@ class HttpClient:
         logger.info("%s: %s; next attempt in %.1f s", subject, reason, seconds)
         self._clock.sleep(seconds)
 
-    def _request(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
-        """Make one attempt of a request and return the bytes; for arguments see `_repeat`.
+    def _request_once(self, url: str, byte_range: tuple[int, int] | None) -> bytes:
+        """Make one attempt of a request and return the bytes; for arguments see `_request_until_success`.
 
         Raises:
             _TransientError: if a repeated attempt may succeed.

@@ -189,7 +189,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
         statistics = _fit_run_statistics(config, reader, train)
     # The values of a store were checked when the store was written. For source files, only the training period has been
     # checked so far. Bad values in the validation period would stop the run only at its first validation.
-    if hasattr(reader, "times_of_files"):
+    if hasattr(reader, "find_indices_covering_files"):
         valid = build_splits(config.data, reader.calendar)["valid"]
         bad_values = check_sampled_values(reader, valid.first, valid.last).problems
         if bad_values:
@@ -222,7 +222,7 @@ def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> St
         packing_steps=getattr(reader, "packing_steps", None),
         progress=True,
         transforms=config.data.transforms,
-        accepted=variables_with_valid_range,
+        unchecked_variables=variables_with_valid_range,
     )
 
 

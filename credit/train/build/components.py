@@ -28,7 +28,7 @@ class TrainingComponents:
     Attributes:
         config: the config of the run, with the ``trainer.train_batch_size`` and ``grad_accum_every`` that keep the
             global batch size on this number of ranks.
-        launch: rank and number of ranks of this process, and its job.
+        process_info: rank and number of ranks of this process, and its job.
         assets: contents of a checkpoint other than weights, such as channels, grid and statistics.
         calendar: the calendar of the data.
         device: the device of this process.
@@ -36,7 +36,7 @@ class TrainingComponents:
         optimizer: the optimizer of the trainable parameters.
         average: the moving average of the trainable parameters; None without ``trainer.use_ema``.
         training_step: function object that takes an optimizer step.
-        order: schedule of the samples of each optimizer step.
+        sample_schedule: schedule of the samples of each optimizer step.
         total_steps: number of optimizer steps of the complete run.
         mesh: position of this rank in the device mesh.
         validate: collective function that validates the model's current weights.
@@ -48,7 +48,7 @@ class TrainingComponents:
     """
 
     config: Config
-    launch: ProcessInfo
+    process_info: ProcessInfo
     assets: ModelAssets
     calendar: Calendar
     device: torch.device
@@ -56,7 +56,7 @@ class TrainingComponents:
     optimizer: torch.optim.Optimizer
     average: EMA | None
     training_step: TrainingStep
-    order: SampleSchedule
+    sample_schedule: SampleSchedule
     total_steps: int
     mesh: DeviceGrid
     validate: RunValidation

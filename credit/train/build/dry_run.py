@@ -65,12 +65,12 @@ class DryRunResult:
     optimizer_bytes: int
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         """Number of all parameters, including adapters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
-    def trained_parameters(self) -> int:
+    def num_trained_parameters(self) -> int:
         """Number of parameters that are trained."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
@@ -152,7 +152,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     model_type = config.model.type
     trainer = config.trainer
     # The network has adapters and activation checkpointing, like in a run, but is not sharded or compiled.
-    with _model_errors(model_type, "cannot be built"), _META:
+    with _convert_model_errors(model_type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     select_trained_weights(model, trainer)
     optimizer_state = optimizer_tensors(model, build_optimizer(model, trainer))
@@ -171,21 +171,21 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     # Each part has a separate error message, which names the section of the config that the user must change.
     try:
         # For a channel that is missing in every cell, the area weights are 0 / 0.
-        with _one_line_errors(f"loss.kind: {config.loss.kind} cannot be built"), np.errstate(invalid="ignore"):
+        with _convert_errors(f"loss.kind: {config.loss.kind} cannot be built"), np.errstate(invalid="ignore"):
             loss = build_run_loss(config, assets, _META)
         # Building the stepper checks the post-processing, which depends on the grid and on units.
-        with _one_line_errors("model.postprocess: an entry cannot be built"):
+        with _convert_errors("model.postprocess: an entry cannot be built"):
             stepper = build_stepper(config, assets, checked_model, _META, amp=False)
-        with _one_line_errors(f"trainer.objective.kind: {trainer.objective.kind} cannot be built"):
+        with _convert_errors(f"trainer.objective.kind: {trainer.objective.kind} cannot be built"):
             objective = build_objective(trainer.objective, build_objective_context(config, assets, stepper, loss))
         micro_step = MicroStep(0, range(1, num_steps + 1))
-        with _step_errors(config):
+        with _convert_step_errors(config):
             training_loss = objective.training_loss(batch, micro_step)
-        with _model_errors(model_type, "fails in the backward pass"):
+        with _convert_model_errors(model_type, "fails in the backward pass"):
             training_loss.backward()
         # Training calls `accumulate_gradients`, which an objective may override, for example to compute single members.
         if type(objective).accumulate_gradients is not Objective.accumulate_gradients:
-            with _step_errors(config):
+            with _convert_step_errors(config):
                 objective.accumulate_gradients(batch, micro_step)
     except _MissingValuesError as error:
         return DryRunResult(model, str(error), optimizer_bytes)
@@ -218,7 +218,7 @@ def try_bfloat16(config: Config, assets: ModelAssets) -> None:
             _replace_with_fakes(module._buffers)
         state_BCTHW = torch.empty(batch_size, num_prognostic, num_frames, *assets.grid.shape)
         forcing_BCTHW = torch.empty(batch_size, num_forcing, num_frames, *assets.grid.shape)
-        with suppress(_MissingValuesError), _model_errors(config.model.type, "fails in bfloat16 (amp)"):
+        with suppress(_MissingValuesError), _convert_model_errors(config.model.type, "fails in bfloat16 (amp)"):
             stepper.step(state_BCTHW, forcing_BCTHW)
 
 
@@ -239,7 +239,7 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
     trainer = config.trainer.model_copy(update={"parallelism": parallelism})
     with fake_process_group(degrees.world):
         mesh = build_mesh(degrees, 0, "cpu")
-        with _model_errors(config.model.type, f"cannot be split over {degrees.world} ranks"):
+        with _convert_model_errors(config.model.type, f"cannot be split over {degrees.world} ranks"):
             build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
 
 
@@ -254,7 +254,7 @@ def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
         ConfigError: if the network or the grid cannot be divided, or the parts do not fit ``inference.format``.
     """
     inference = config.inference
-    with _model_errors(config.model.type, "cannot be built"), _META:
+    with _convert_model_errors(config.model.type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     # Forecasts also remove dropout, because dropout is not active in forecasts.
     remove_dropout(model)
@@ -322,7 +322,7 @@ class _CheckedModel(nn.Module):
         Raises:
             ConfigError: if the model fails, or its output has a wrong shape.
         """
-        with _model_errors(self._model_type, "fails in the forward pass"):
+        with _convert_model_errors(self._model_type, "fails in the forward pass"):
             out_BCTHW = self.model(x_BCTHW, *condition)
         expected_shape = (x_BCTHW.shape[0], self._out_channels, 1, *x_BCTHW.shape[3:])
         if out_BCTHW.shape != expected_shape:
@@ -338,7 +338,7 @@ class _MissingValuesError(Exception):
 
 
 @contextmanager
-def _model_errors(model_type: str, problem: str) -> Iterator[None]:
+def _convert_model_errors(model_type: str, problem: str) -> Iterator[None]:
     """Context manager that converts an error of the model's code into a `ConfigError` with one line.
 
     Args:
@@ -349,12 +349,12 @@ def _model_errors(model_type: str, problem: str) -> Iterator[None]:
         ConfigError: for every error in the ``with`` block that does not come from this package.
         _MissingValuesError: if the block needs the values of a tensor without values.
     """
-    with _one_line_errors(f"model.type: {model_type} {problem}"):
+    with _convert_errors(f"model.type: {model_type} {problem}"):
         yield
 
 
 @contextmanager
-def _step_errors(config: Config) -> Iterator[None]:
+def _convert_step_errors(config: Config) -> Iterator[None]:
     """Context manager that converts an error of objective, loss or post-process into a `ConfigError` with one line.
 
     Raises:
@@ -367,12 +367,12 @@ def _step_errors(config: Config) -> Iterator[None]:
     if entries:
         postprocess_kinds = [entry.kind for entry in entries.values()]
         kinds.append(f"model.postprocess: {', '.join(postprocess_kinds)}")
-    with _one_line_errors(f"the training step outside the model fails ({'; '.join(kinds)})"):
+    with _convert_errors(f"the training step outside the model fails ({'; '.join(kinds)})"):
         yield
 
 
 @contextmanager
-def _one_line_errors(beginning: str) -> Iterator[None]:
+def _convert_errors(beginning: str) -> Iterator[None]:
     """Context manager that converts an error that does not come from this package into a `ConfigError` with one line.
 
     Args:

@@ -26,13 +26,13 @@ from credit.parallel.tensor.dropout import remove_dropout
 from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.external_weights import describe_added_tensors, find_added_tensors
+from credit.train.checkpoint.external_weights import describe_added_tensors, initialise_missing_noise
 from credit.train.checkpoint.resume import starts_from_run_folder
 from credit.train.checkpoint.trained_fields import (
     adapt_weights,
     add_grid_advice,
     describe_adaptation,
-    find_adapted_names,
+    find_tensors_to_adapt,
 )
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
         CheckpointError: on every rank, if the names or shapes of the weights differ between the base and the model.
     """
     meta = run_on_rank0(lambda: checkpoint.load_meta(base))
-    adapted_names = find_adapted_names(model, meta)
+    adapted_names = find_tensors_to_adapt(model, meta)
     with add_grid_advice(model, meta):
         stored_names = _load_base_weights(model, base, adapted_names)
     if adapted_names:
@@ -153,7 +153,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
         logger.info("%s: %s", base, adaptation)
     # The product of a new adapter is zero, so the initial output of the model is the output of its base.
     fill_(model, initial_adapters(model, seed))
-    added_values = find_added_tensors(model, stored_names, seed)
+    added_values = initialise_missing_noise(model, stored_names, seed)
     if added_values:
         logger.info("%s: %s", base, describe_added_tensors(stored_names, added_values.keys()))
     fill_(model, added_values.items())

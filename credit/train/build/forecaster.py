@@ -27,10 +27,10 @@ from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.fine_tuning import load_forecast_network
-from credit.train.build.initial_condition_checks import find_masked_cells
+from credit.train.build.initial_condition_checks import find_cells_missing_in_training
 from credit.train.build.model import choose_device
 from credit.train.build.open_data import build_frame_reader
-from credit.train.build.stepper import build_stepper, select_part
+from credit.train.build.stepper import build_stepper, select_domain_part
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.trained_fields import require_same_fields
 from credit.utils.malloc import retain_freed_memory
@@ -65,17 +65,20 @@ class Forecaster:
 
 
 def assemble_forecaster(
-    config: Config, reader: FieldReader, which: str, launch: ProcessInfo | None = None, mesh: DeviceGrid | None = None
+    config: Config,
+    reader: FieldReader,
+    name_or_path: str,
+    process_info: ProcessInfo | None = None,
+    mesh: DeviceGrid | None = None,
 ) -> Forecaster:
     """Collective over `mesh`: return the forecaster of a checkpoint, which starts from the data of the run.
 
     Args:
         config: the config of the run.
         reader: the reader of the run's data; it may contain only the variables that a forecast reads.
-        which: the checkpoint: ``best``, ``latest`` or a path.
-        launch: rank of this process on its host, which determines its GPU; by default the first GPU is used.
-        mesh: device mesh of the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`; by
-            default only this process.
+        name_or_path: the checkpoint: ``best``, ``latest`` or a path.
+        process_info: rank of this process on its host, which determines its GPU; by default the first GPU is used.
+        mesh: output of `credit.train.build.model.build_forecast_mesh`; by default only this process.
 
     Raises:
         CheckpointError: if the checkpoint is missing or damaged, or if its channels, time step or number of input
@@ -85,11 +88,11 @@ def assemble_forecaster(
         ConfigError: if the path does not exist, or ``inference.postprocess`` does not fit the model.
     """
     # Load the checkpoint's assets and compare them with the data and the config.
-    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", name_or_path, "inference.checkpoint")
     meta, stored_assets = run_on_rank0(lambda: (checkpoint.load_meta(path), checkpoint.load_tensors(path, "assets")))
     assets = ModelAssets.from_stored(meta, stored_assets)
     require_same_fields(assets, reader, path, config.data.channel_map())
-    masked_cells = find_masked_cells(assets, reader, path)
+    masked_cells = find_cells_missing_in_training(assets, reader, path)
     # Even if channels and grid agree, the time step or the number of input frames may differ.
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
@@ -98,16 +101,14 @@ def assemble_forecaster(
             f"but the config has {config.data.timestep} and {config.data.history_len}"
         )
     config = apply_trained_settings(config, trained)
-
     # If only the forecast uses a budget fixer, the checkpoint contains no layers, so they are built here.
     layers = assets.layers
     if layers is None:
         layers = build_budget_layers(config)
     # The units of the checkpoint take precedence, because the outputs of the network have these units.
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
-
     # Build the network with its weights on this rank's device.
-    local_rank = launch.local_rank if launch is not None else 0
+    local_rank = process_info.local_rank if process_info is not None else 0
     device = choose_device(config.trainer.device, local_rank)
     retain_freed_memory(device)
     mesh = mesh or DeviceGrid()
@@ -144,7 +145,7 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int, domain: Dom
         config.data,
         assets.channels,
         assets.attributes,
-        select_part(assets.static_from_data_CHW, domain),
+        select_domain_part(assets.static_from_data_CHW, domain),
         last_lead,
         assets.masks,
     )
@@ -196,7 +197,7 @@ def apply_trained_settings(config: Config, trained: Config) -> Config:
     return config.model_copy(update={"model": model, "data": data})
 
 
-def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
+def build_run_attributes(forecaster: Forecaster) -> dict[str, str | int]:
     """Return the global attributes of a forecaster's files: name -> value.
 
     The attributes identify the run. A file with different attributes is not treated as a forecast of this run.

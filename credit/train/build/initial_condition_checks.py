@@ -22,7 +22,7 @@ MAX_SHIFT = 5.0
 _MAX_LISTED_CHANNELS = 5
 
 
-def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
+def find_cells_missing_in_training(assets: ModelAssets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
     """Return masks of the cells that have values in the data but were missing in training.
 
     A forecast must treat the values in these cells as missing. Only the variables that a forecast reads are compared:

@@ -24,7 +24,7 @@ from credit.grid import LatLonGrid
 from credit.models.base import ForecastModel
 from credit.models.layers.spectral_norm import install_batched_normalization
 from credit.models.registry import build_model
-from credit.parallel.blocks.cuda_graphs import require_one_rank
+from credit.parallel.blocks.cuda_graphs import require_one_rank_for_cuda_graphs
 from credit.parallel.domain.split import split_domain
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
@@ -129,7 +129,7 @@ def build_parallel_model(
             are requested on several ranks.
     """
     conf = config.trainer
-    require_one_rank(conf, mesh.degrees.world)
+    require_one_rank_for_cuda_graphs(conf, mesh.degrees.world)
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     select_trained_weights(model, conf)
@@ -191,14 +191,14 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
 
 
 def build_forecast_mesh(
-    conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str, timeout_minutes: int | None = None
+    conf: ForecastParallelismConfig, process_info: ProcessInfo, device_type: str, timeout_minutes: int | None = None
 ) -> DeviceGrid:
     """Collective: return the device mesh of the ranks that compute a forecast or an ensemble together.
 
     Args:
         conf: ``inference.parallelism``. If it distributes neither the model nor the fields nor the members, every rank
             makes separate forecasts.
-        launch: rank and number of ranks of this process.
+        process_info: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
         timeout_minutes: minutes after which a collective times out; None for torch's default.
 
@@ -207,7 +207,7 @@ def build_forecast_mesh(
     """
     if not conf.needs_process_group:
         return DeviceGrid()
-    num_groups = launch.world
+    num_groups = process_info.world
     ranks_per_group = 1
     named_degrees = (("tensor", conf.tensor), ("domain", conf.num_domain_ranks), ("ensemble", conf.ensemble))
     for index, (name, degree) in enumerate(named_degrees):
@@ -215,8 +215,8 @@ def build_forecast_mesh(
         if num_groups % degree:
             product = " x ".join(f"{other} {other_degree}" for other, other_degree in named_degrees[: index + 1])
             raise ConfigError(
-                f"inference.parallelism.{name}: {product} does not divide the {launch.world} ranks that were started; "
-                f"start a multiple of {ranks_per_group} ranks, or set the key to 1"
+                f"inference.parallelism.{name}: {product} does not divide the {process_info.world} ranks that were "
+                f"started; start a multiple of {ranks_per_group} ranks, or set the key to 1"
             )
         # Members are divided among data-parallel ranks, so this degree is not a factor of the number of ranks.
         if name != "ensemble":
@@ -230,7 +230,7 @@ def build_forecast_mesh(
     )
     return build_mesh(
         degrees,
-        launch.rank,
+        process_info.rank,
         device_type,
         shares_weights=conf.shares_forecasts,
         timeout_minutes=timeout_minutes,
@@ -270,7 +270,7 @@ def require_compiler(device: torch.device) -> None:
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", mode: str | None = None) -> None:
-    """Compile every marked block with torch.compile, in place. Call this function before FSDP2 shards the model.
+    """Compile each block of a model with torch.compile, in place. Call this function before FSDP2 shards the model.
 
     Each block is compiled as one graph, including its activation checkpointing. Code that torch cannot trace is an
     error. Only the forward methods are compiled, so that hooks stay outside the graphs.

@@ -12,7 +12,7 @@ from credit.config import Config
 from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InitialTimesConfig
 from credit.data.analyses import open_analyses
-from credit.data.part_reader import PartReader
+from credit.data.part_reader import GridPartReader
 from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.frames import FrameReader
@@ -43,7 +43,7 @@ def open_reader_on_rank0(conf: DataConfig) -> FieldReader:
     return reader
 
 
-def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+def open_data_and_splits(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Collective: open the data of a run and build its splits.
 
     Args:
@@ -71,7 +71,7 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
         DataError: on every rank, if the data or chunks of the store are missing; the message explains how to write
             them.
     """
-    reader, splits = open_fields(config)
+    reader, splits = open_data_and_splits(config)
     # Source files have no chunks and no manifest to compare them with.
     if isinstance(reader, StoreReader):
         run_on_rank0(lambda: require_undamaged(reader.path))
@@ -136,9 +136,9 @@ def build_frame_reader(
         _warn_if_fields_read_completely(reader, domain)
         if isinstance(reader, CachedReader):
             # Only this rank's part of the fields is cached.
-            reader = CachedReader(PartReader(reader.uncached, *domain.part.slices))
+            reader = CachedReader(GridPartReader(reader.uncached, *domain.part.slices))
         else:
-            reader = PartReader(reader, *domain.part.slices)
+            reader = GridPartReader(reader, *domain.part.slices)
         if climatology is not None:
             climatology = climatology.select(*domain.part.slices)
         if hidden is not None:

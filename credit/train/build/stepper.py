@@ -17,7 +17,7 @@ from torch import nn
 from credit.channels import Channel
 from credit.config import Config
 from credit.data.normalize import Normalizer
-from credit.data.samples.forcing import fixed_statistics
+from credit.data.samples.forcing import get_fixed_statistics
 from credit.forecast.objectives.base import ObjectiveContext
 from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
 from credit.forecast.stepper import Stepper
@@ -48,7 +48,7 @@ def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
         if channel.source == "mask":
             fixed[channel.name] = (0.0, 1.0)
         elif channel.source == "computed":
-            fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
+            fixed[channel.name] = get_fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
     return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
 
 
@@ -67,10 +67,10 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     """
     normalizer = build_normalizer(config, assets).to(device)
     domain = getattr(model, "domain", None)
-    static_CHW = select_part(assets.static_CHW, domain)
+    static_CHW = select_domain_part(assets.static_CHW, domain)
     # The stepper keeps cells that are always missing at the mean. Without missing cells, no multiplication is needed.
     valid_CHW = None
-    is_valid_CHW = select_part(find_valid_cells(assets, assets.channels.group("prognostic")), domain)
+    is_valid_CHW = select_domain_part(find_valid_cells(assets, assets.channels.group("prognostic")), domain)
     if not is_valid_CHW.all():
         valid_CHW = torch.from_numpy(is_valid_CHW).to(device)
     context = PostprocessContext(
@@ -99,7 +99,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     return stepper
 
 
-def select_part(array: np.ndarray, domain: Domain | None) -> np.ndarray:
+def select_domain_part(array: np.ndarray, domain: Domain | None) -> np.ndarray:
     """Return this rank's rows and columns of an array (..., H, W), contiguous; the full array if `domain` is None."""
     if domain is not None:
         array = array[(..., *domain.part.slices)]
@@ -179,7 +179,7 @@ def compute_cell_weights(assets: ModelAssets, device: torch.device, domain: Doma
     The mean of a weighted sum over the ranks is then the weighted sum over the complete field.
     """
     is_valid_CHW = find_valid_cells(assets, assets.channels.output)
-    weight_CHW = select_part(assets.grid.masked_area_weights(is_valid_CHW), domain)
+    weight_CHW = select_domain_part(assets.grid.masked_area_weights(is_valid_CHW), domain)
     if domain is not None:
         weight_CHW = weight_CHW * domain.num_ranks
     return torch.from_numpy(weight_CHW).to(device)

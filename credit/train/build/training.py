@@ -19,7 +19,7 @@ from credit.config import Config
 from credit.config.batch_division import divide_global_batch
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import SampleSchedule
 from credit.data.splits import Split, require_samples
@@ -40,7 +40,7 @@ from credit.train.build.open_data import build_frame_reader, open_training_field
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper, compute_cell_weights
 from credit.train.build.validation import build_validation, require_measured_monitor
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
-from credit.train.checkpoint.resume import find_initial_weights, load_run_state, prepare_start, write_config
+from credit.train.checkpoint.resume import find_weights_file, load_run_state, prepare_start, write_config
 from credit.train.ema import EMA
 from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_usage_meter
@@ -108,8 +108,8 @@ def assemble_training(
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Origin of the weights and the state that a run starts with.
+class RunOrigin:
+    """RunOrigin of the weights and the state that a run starts with.
 
     Attributes:
         checkpoint: the checkpoint that ``trainer.resume`` selects; None for a run from scratch or a file of weights.
@@ -147,7 +147,7 @@ class RunSetup:
     reader: FieldReader
     splits: Mapping[str, Split]
     assets: ModelAssets
-    origin: Origin
+    origin: RunOrigin
 
 
 def open_training_reader(config: Config) -> tuple[FieldReader, dict[str, Split]]:
@@ -162,7 +162,7 @@ def open_training_reader(config: Config) -> tuple[FieldReader, dict[str, Split]]
     return reader, splits
 
 
-def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
+def choose_origin(config: Config, process_info: ProcessInfo) -> RunOrigin:
     """Collective: return the origin of the weights and the state that the run starts with.
 
     With ``trainer.resume: never``, damaged checkpoints of this run are renamed. With other values, the run's STATUS
@@ -182,11 +182,11 @@ def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
     # the base.
     starts_from_base = base is not None and checkpoint.resolve() == base
     resumed = None if starts_from_base else checkpoint
-    return Origin(checkpoint, resumed, base, find_initial_weights(config, checkpoint))
+    return RunOrigin(checkpoint, resumed, base, find_weights_file(config, checkpoint))
 
 
 def prepare_assets(
-    config: Config, reader: FieldReader, splits: Mapping[str, Split], mesh: DeviceGrid, origin: Origin
+    config: Config, reader: FieldReader, splits: Mapping[str, Split], mesh: DeviceGrid, origin: RunOrigin
 ) -> tuple[Config, ModelAssets]:
     """Collective: return the config of the run and the model's assets.
 
@@ -219,7 +219,7 @@ def prepare_assets(
     return config, assets.with_trained_periods((splits["train"], splits["valid"]), reader.calendar)
 
 
-def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
+def fill_model(model: nn.Module, origin: RunOrigin, seed: int) -> None:
     """Collective: fill a model with the initial weights of the run; `Trainer.load` loads a resumed checkpoint later.
 
     Args:
@@ -274,7 +274,7 @@ def build_components(
     frames = build_frame_reader(config, setup.reader, assets, stepper.domain)
     schedule = build_sample_schedule(config, frames, setup.splits["train"], mesh)
     total_steps = config.trainer.max_steps or config.trainer.num_epoch * schedule.steps_per_epoch
-    forecast_len = build_forecast_len(config, total_steps)
+    forecast_len = build_forecast_len_schedule(config, total_steps)
 
     # Validation and previews use the same cell weights.
     valid = setup.splits["valid"]
@@ -282,7 +282,7 @@ def build_components(
     run_validation = build_validation(config, assets, objective, frames, valid, forecast_len, weight_CHW, mesh)
     return TrainingComponents(
         config=config,
-        launch=setup.process_info,
+        process_info=setup.process_info,
         mesh=mesh,
         assets=assets,
         calendar=setup.reader.calendar,
@@ -290,8 +290,8 @@ def build_components(
         model=model,
         optimizer=optimizer,
         average=average,
-        training_step=build_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
-        order=schedule,
+        training_step=build_training_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
+        sample_schedule=schedule,
         total_steps=total_steps,
         watchdog=watchdog,
         meter=build_usage_meter(config, assets, device, mesh, schedule.samples_per_step, peak_rates, start_time),
@@ -342,7 +342,7 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
     # Of the ranks that work on a sample, one rank reads and broadcasts. The others have placeholders and no workers.
     placeholder = not mesh.reads_samples
     num_workers = 0 if placeholder else data.num_workers
-    dataset = ForecastDataset(
+    dataset = SampleDataset(
         frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
     )
     return SampleSchedule(
@@ -356,7 +356,7 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
     )
 
 
-def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]:
+def build_forecast_len_schedule(config: Config, total_steps: int) -> Callable[[int], int]:
     """Return the function that maps an optimizer step (from 0) to the number of rollout steps in training.
 
     Args:
@@ -371,7 +371,7 @@ def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]
     )
 
 
-def build_step(
+def build_training_step(
     config: Config,
     objective: Objective,
     optimizer: torch.optim.Optimizer,

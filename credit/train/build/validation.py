@@ -8,7 +8,7 @@ import torch
 
 from credit.channels import ChannelMap
 from credit.config import Config
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
 from credit.data.splits import Split, require_samples
@@ -56,9 +56,9 @@ def build_validation(
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
         metrics = build_metrics(config, assets, weight_CHW)
         # The loss is averaged over the same number of rollout steps as in the last training step.
-        loss_steps = forecast_len(step - 1)
+        num_loss_steps = forecast_len(step - 1)
         with DevicePrefetcher(loader, device, mesh.field_group) as batches:
-            return validate(objective, batches, share, metrics, loss_steps, stop)
+            return validate(objective, batches, share, metrics, num_loss_steps, stop)
 
     return run_validation
 
@@ -84,7 +84,7 @@ def build_valid_loader(
     reader = frames.reader
     possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
     initial_times = select_evenly_spaced(possible_times, config.trainer.valid_samples)
-    dataset = ForecastDataset(
+    dataset = SampleDataset(
         frames,
         initial_times,
         data.step_minutes,

@@ -97,7 +97,7 @@ class AsyncCheckpointer:
         start_time = time.perf_counter()
         # `meta` is encoded here and not in the thread, because the state in it may change after this method returns.
         meta_text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
-        staged = self._writer.copy(tensors)
+        staged = self._writer.copy_to_host(tensors)
         self._job = self._thread.submit(self._write, start_time, step, staged, assets, meta_text, links, keep)
         if synchronous:
             self.wait()

@@ -39,7 +39,7 @@ from credit.parallel.state.materialise import take_local_part
 from credit.parallel.state.replicas import broadcast_to_replicas, is_first_replica
 from credit.train.checkpoint.manifest import read_manifest, verify_checkpoint
 from credit.train.checkpoint.sharded.index import StemIndex
-from credit.train.checkpoint.sharded.reader import ScannedIndex, read_index, read_into, read_whole
+from credit.train.checkpoint.sharded.reader import ScannedIndex, read_complete_tensors, read_index, read_into
 from credit.utils.atomic import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ def load_meta(path: Path) -> dict[str, Any]:
 
 
 def read_weights_checksum(path: Path, stem: str) -> str:
-    """Return a checksum of the tensors of a stem as eight hexadecimal digits; only the manifest is read.
+    """Return a checksum of a set of tensors (stem) as eight hexadecimal digits; only the manifest is read.
 
     Without a readable manifest, the function returns the checksum of an empty list of files.
 
@@ -213,14 +213,14 @@ def read_weights_checksum(path: Path, stem: str) -> str:
 
 
 def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors of a stem in a checkpoint: name -> shape of the complete tensor."""
+    """Return the shapes of the tensors of a stem, such as ``model``, in a checkpoint: name -> shape if complete."""
     if (path / stem).is_dir():
         return read_index(path / stem).shapes()
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
 def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Return tensors of a stem, or of ``assets``, from a checkpoint: name -> complete tensor on the CPU.
+    """Return a set of tensors (stem), or ``assets``, from a checkpoint: name -> complete tensor on the CPU.
 
     Args:
         path: the checkpoint.
@@ -228,7 +228,7 @@ def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) ->
         names: names of the tensors that are read; None for all. Names that are not stored are ignored.
     """
     if (path / stem).is_dir():
-        return read_whole(path / stem, names)
+        return read_complete_tensors(path / stem, names)
     tensors = load_file(path / f"{stem}.safetensors")
     if names is None:
         return tensors
@@ -271,13 +271,13 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor], skipped_names:
         if index is not None:
             read_into(path / stem, index, read_tensors)
             return
-        fill_parts(read_tensors, stored_tensors)
+        fill_local_parts(read_tensors, stored_tensors)
 
     run_on_all_ranks(load)
     broadcast_to_replicas(state.values())
 
 
-def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+def copy_complete_tensors(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
     """Copy complete tensors into a model, which may be sharded, without communication.
 
     Args:
@@ -291,7 +291,7 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
     model_state = model.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
     require_same_tensors(model_state, shapes, origin)
-    fill_parts(model_state, state)
+    fill_local_parts(model_state, state)
 
 
 def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
@@ -329,7 +329,7 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
         )
 
 
-def fill_parts(state: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> None:
+def fill_local_parts(state: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> None:
     """Copy this rank's part of each complete tensor into the tensor of the same name in `state`, in place."""
     for name, tensor in state.items():
         local_shard(tensor).copy_(take_local_part(whole_tensors[name], tensor))

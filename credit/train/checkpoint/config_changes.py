@@ -60,19 +60,19 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
     Raises:
         CheckpointError: if a key has changed that must not change during a run; the message lists these keys.
     """
-    require_same_function(config, trained, path, _RUN_KEYS)
+    require_same_network_function(config, trained, path, _RUN_KEYS)
     changes = []
     for key, trained_value, value in _list_changes(config, trained):
         concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
-        # `require_same_function` has checked the keys in _RUN_KEYS, so they are not reported again.
-        is_reported = concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS))
+        # `require_same_network_function` has checked the keys in _RUN_KEYS, so they are not reported again.
+        is_reported = concerns_training and not _is_key_or_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS))
         if is_reported:
             changes.append(f"{key} ({trained_value} before, {value} now)")
     if changes:
         logger.warning("changed since %s was written: %s", path.name, ", ".join(changes))
 
 
-def require_same_function(
+def require_same_network_function(
     config: Config,
     trained: Mapping[str, Any],
     path: Path,
@@ -94,10 +94,10 @@ def require_same_function(
     changes = []
     advice = "Restore the trained config, or choose a different save_loc"
     for key, trained_value, value in _list_changes(config, trained):
-        is_exception = _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys))
-        if _is_below(key, fixed_keys) and not is_exception:
+        is_exception = _is_key_or_below(key, (*_CHANGEABLE_KEYS, *extendable_keys))
+        if _is_key_or_below(key, fixed_keys) and not is_exception:
             changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
-            if _is_below(key, EXTENDABLE_KEYS):
+            if _is_key_or_below(key, EXTENDABLE_KEYS):
                 advice = (
                     f"Restore the trained config. To change {key}, start a new run with weights of credit convert "
                     "--export"
@@ -133,7 +133,7 @@ def _dump_comparable(config: Config) -> dict[str, Any]:
     return sections
 
 
-def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
+def _is_key_or_below(key: str, prefixes: tuple[str, ...]) -> bool:
     """Return True if a dotted key is one of `prefixes` or in a section below one of them."""
     return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
 

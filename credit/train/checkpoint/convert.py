@@ -25,8 +25,13 @@ from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.model import build_network
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.external_weights import ASSET_PREFIX, WEIGHTS_CHECKSUM, find_added_tensors, read_state_file
-from credit.train.checkpoint.resume import prepare_folder, write_config
+from credit.train.checkpoint.external_weights import (
+    ASSET_PREFIX,
+    WEIGHTS_CHECKSUM,
+    initialise_missing_noise,
+    read_state_file,
+)
+from credit.train.checkpoint.resume import create_run_folder, write_config
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from credit.train.learning_rates import freeze_weights
 from credit.train.optim import build_optimizer, optimizer_tensors
@@ -76,7 +81,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         DataError: if a file lacks a variable or a level.
     """
     run_folder = Path(config.save_loc)
-    prepare_folder(run_folder)
+    create_run_folder(run_folder)
     folder = run_folder / "checkpoints"
     if checkpoint.list_checkpoints(folder):
         raise CheckpointError(f"{folder}: already contains checkpoints; choose a different save_loc")
@@ -86,8 +91,8 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     published_state = read_state_file(files.weights)
     state = model_class(config.model.type).convert_published_state(published_state, config.model)
     # Noise that the config adds to the published model does not change its output at first.
-    added_values = find_added_tensors(model, state.keys(), config.seed)
-    checkpoint.load_state(model, {**state, **added_values}, files.weights)
+    added_values = initialise_missing_noise(model, state.keys(), config.seed)
+    checkpoint.copy_complete_tensors(model, {**state, **added_values}, files.weights)
 
     # The optimizer is new and there is no moving average, so training and forecasts use the same weights.
     weights = model.state_dict()
@@ -146,7 +151,7 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", name_or_path, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
     checksum = checkpoint.read_weights_checksum(path, "forecast")
-    tensors = dict(_forecast_weights(config, path))
+    tensors = dict(_load_forecast_weights(config, path))
     for name, tensor in checkpoint.load_tensors(path, "assets").items():
         tensors[f"{ASSET_PREFIX}{name}"] = tensor
 
@@ -160,7 +165,7 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
     return atomic_write(target, save)
 
 
-def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
+def _load_forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
     """Return the forecast weights of a checkpoint, with merged LoRA adapters: name -> complete weight on the CPU."""
     meta = checkpoint.load_meta(path)
     # Without adapters, the stored weights are complete, so no network has to be built.
@@ -202,8 +207,8 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
             if channel.group == "static" and files.static_is_normalised:
                 has_statistics = False
             if has_statistics or not may_be_absent:
-                mean = _read_value(mean_file, name, channel, files.mean)
-                std = _read_value(std_file, name, channel, files.std)
+                mean = _read_statistic(mean_file, name, channel, files.mean)
+                std = _read_statistic(std_file, name, channel, files.std)
             elif channel.group == "static":
                 # Published static fields without statistics are already normalised.
                 mean = 0.0
@@ -242,7 +247,7 @@ def open_netcdf(path: Path) -> xr.Dataset:
         raise DataError(f"{path}: cannot be read as netCDF ({error})") from error
 
 
-def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
+def _read_statistic(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
     """Return the value of a statistic for one channel: the single value of the variable, or the value at its level.
 
     The file must contain the exact level.

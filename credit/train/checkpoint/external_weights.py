@@ -29,7 +29,7 @@ from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.parallel.state.replicas import broadcast_to_replicas, is_first_replica
 from credit.train.build.assets import ModelAssets, read_trained_periods
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function
+from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_network_function
 from credit.train.checkpoint.trained_fields import (
     adapt_assets,
     adapt_weights,
@@ -150,20 +150,20 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
             adaptation = describe_adaptation(model, meta)
             if adaptation:
                 logger.info("%s: %s", path, adaptation)
-        added_values = find_added_tensors(model, state.keys(), seed)
+        added_values = initialise_missing_noise(model, state.keys(), seed)
         if added_values:
             logger.info("%s: %s", path, describe_added_tensors(state.keys(), added_values.keys()))
         whole_tensors = {**state, **added_values}
         shapes = {name: value.shape for name, value in whole_tensors.items()}
         checkpoint.require_same_tensors(model_state, shapes, path)
         read_tensors = {name: tensor for name, tensor in model_state.items() if is_first_replica(tensor)}
-        checkpoint.fill_parts(read_tensors, whole_tensors)
+        checkpoint.fill_local_parts(read_tensors, whole_tensors)
 
     run_on_all_ranks(load)
     broadcast_to_replicas(model_state.values())
 
 
-def find_added_tensors(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
+def initialise_missing_noise(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
     """Return the initial values of the model's noise parameters that are missing among the stored tensors.
 
     With these values, the output of the model is the same as without the noise.
@@ -222,7 +222,7 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
                        "statistics of its training period", path)  # fmt: skip
         return assets
     channels = ChannelMap.from_dict(meta["channels"])
-    require_same_function(config, meta["config"], path, extendable_keys=list_extendable_keys(config, channels))
+    require_same_network_function(config, meta["config"], path, extendable_keys=list_extendable_keys(config, channels))
     # The assets that the weights depend on come from the file; static fields come from the run's data.
     fitted_names = [channel.name for channel in assets.channels.group("static")]
     static_names = [channel.name for channel in channels.group("static") if channel.name in fitted_names]

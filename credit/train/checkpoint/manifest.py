@@ -46,7 +46,7 @@ def verify_checkpoint(path: Path) -> str | None:
     Args:
         path: folder of the checkpoint.
     """
-    inspection = run_on_rank0(lambda: _inspect(path))
+    inspection = run_on_rank0(lambda: _check_names_and_sizes(path))
     if inspection.problem is not None:
         return inspection.problem
     manifest = inspection.manifest
@@ -68,14 +68,14 @@ def verify_checkpoint(path: Path) -> str | None:
                 return _describe_damage(name), {}
         return None, contributions
 
-    problem, contributions = reduce_over_ranks(verify_share, _combine_shares)
+    problem, contributions = reduce_over_ranks(verify_share, _combine_results)
     for name, checksum in contributions.items():
         if problem is None and checksum != manifest[name][1]:
             problem = _describe_damage(name)
     return problem
 
 
-def _inspect(path: Path) -> _ManifestCheck:
+def _check_names_and_sizes(path: Path) -> _ManifestCheck:
     """Return the manifest of a checkpoint, and a problem if names or sizes of its files differ from the manifest."""
     manifest = read_manifest(path)
     if manifest is None:
@@ -107,7 +107,7 @@ def _describe_damage(name: str) -> str:
     return f"{name} does not match its checksum"
 
 
-def _combine_shares(
+def _combine_results(
     low: tuple[str | None, dict[str, int]], high: tuple[str | None, dict[str, int]]
 ) -> tuple[str | None, dict[str, int]]:
     """Combine the results of two sets of ranks: return the first problem, and the sums of the checksum contributions.

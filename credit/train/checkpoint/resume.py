@@ -17,7 +17,7 @@ from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.train.build.assets import ModelAssets
 from credit.train.checkpoint import checkpoint, retention
-from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_function, require_same_run
+from credit.train.checkpoint.config_changes import list_extendable_keys, require_same_network_function, require_same_run
 from credit.train.checkpoint.trained_fields import adapt_assets, require_same_fields
 from credit.train.monitor.metrics_log import write_status
 from credit.train.monitor.run_files import read_status
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _RESUME_MODES = ("auto", "never", "best", "latest")
 
 
-def prepare_folder(folder: Path) -> None:
+def create_run_folder(folder: Path) -> None:
     """Create the run's folder, ``save_loc``, if it does not exist.
 
     Raises:
@@ -63,7 +63,7 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
 
     - a checkpoint: this checkpoint is returned;
     - the folder of a different run: the best checkpoint of that run is returned (`starts_from_run_folder`);
-    - a file of weights: None is returned, and `find_initial_weights` returns the file.
+    - a file of weights: None is returned, and `find_weights_file` returns the file.
 
     Args:
         config: the config of the run.
@@ -104,7 +104,7 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
                 )
             return newest
         if is_file:
-            # `find_initial_weights` returns the file.
+            # `find_weights_file` returns the file.
             return None
         if is_run_folder:
             return _choose_best_of_run(Path(resume))
@@ -156,7 +156,7 @@ def _is_run_folder(path: str) -> bool:
     return os.path.isdir(os.path.join(path, "checkpoints"))
 
 
-def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
+def prepare_start(config: Config, process_info: ProcessInfo) -> Path | None:
     """Collective: prepare the run folder for training, and return the checkpoint to start from; None without one.
 
     `choose_checkpoint` selects the checkpoint. If every checkpoint is damaged, STATUS becomes ``failed``, because the
@@ -165,7 +165,7 @@ def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
 
     Args:
         config: the config of the run.
-        launch: rank and job of this process.
+        process_info: rank and job of this process.
 
     Raises:
         NoIntactCheckpointError: if all checkpoints of the run are damaged, unless ``trainer.resume`` is never.
@@ -175,8 +175,8 @@ def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
     try:
         origin = choose_checkpoint(config, folder)
     except checkpoint.NoIntactCheckpointError as error:
-        if launch.is_main:
-            write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
+        if process_info.is_main:
+            write_status(folder, "failed", read_status(folder).get("step", 0), str(error), process_info.job_id)
         raise
     if config.trainer.resume == "never":
         # All checkpoints are damaged, because `choose_checkpoint` rejects `never` if there is an undamaged checkpoint.
@@ -184,7 +184,7 @@ def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
     return origin
 
 
-def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
+def find_weights_file(config: Config, origin: Path | None) -> Path | None:
     """Return the file of weights that a new run starts with; None if the run does not start with a file.
 
     Args:
@@ -232,7 +232,7 @@ def load_run_state(
         changes = config.trainer.resume_changes
         require_same_fields(assets, reader, origin, changes=changes)
         extendable_keys = list_extendable_keys(config, assets.channels)
-        require_same_function(config, meta["config"], origin, extendable_keys=extendable_keys)
+        require_same_network_function(config, meta["config"], origin, extendable_keys=extendable_keys)
         if changes:
             _warn_without_changes(changes, assets, reader, origin)
             assets = adapt_assets(assets, fit_run_assets())

@@ -13,7 +13,7 @@ from credit.train.checkpoint.checkpoint import list_checkpoints, parse_step
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule for the checkpoints that are kept, in addition to those that ``latest`` and ``best`` point to.
+    """Rule for the checkpoints that are kept, in addition to the targets of the links ``latest`` and ``best``.
 
     Attributes:
         last: number of newest checkpoints that are kept.

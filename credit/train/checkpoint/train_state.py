@@ -77,7 +77,7 @@ class TrainState:
         for name in ("best", "best_step", "validations_since_best", "best_saved", "saved", "usage"):
             setattr(self, name, getattr(initial_state, name))
 
-    def require_best(self, monitor: str) -> None:
+    def require_finite_best(self, monitor: str) -> None:
         """Raise CreditError if the run had validations, but none with a finite value of ``trainer.monitor``.
 
         Args:

@@ -104,7 +104,7 @@ def _require_added_channels(trained: ChannelMap, new: ChannelMap, path: Path) ->
             )
 
 
-def find_adapted_names(model: ForecastModel, meta: Mapping[str, Any]) -> set[str]:
+def find_tensors_to_adapt(model: ForecastModel, meta: Mapping[str, Any]) -> set[str]:
     """Return the names of the stored tensors that must be adapted to the channels or the grid of a new run.
 
     Args:
@@ -122,7 +122,7 @@ def find_adapted_names(model: ForecastModel, meta: Mapping[str, Any]) -> set[str
                 f"trainer.resume_changes: [channels]: {type(model).__name__} does not declare which of its weights "
                 "belong to channels; declare them in its constructor, see docs/add_a_model.md"
             )
-    if _has_other_rows(model, meta):
+    if _has_different_rows(model, meta):
         names |= find_row_dims(model).keys()
     return names
 
@@ -134,14 +134,14 @@ def adapt_weights(
 
     Args:
         model: the model of a new run; it may be sharded.
-        stored: name -> complete tensor on the CPU, at least for the names that `find_adapted_names` returns. Missing
+        stored: name -> complete tensor on the CPU, at least for the names that `find_tensors_to_adapt` returns. Missing
             tensors are omitted from the result, and tensors with an unexpected shape are returned unchanged.
         meta: contents of the meta.json of the stored weights.
 
     Raises:
         CheckpointError: if the channels differ and the model does not declare which weights belong to channels.
     """
-    adapted = {name: stored[name] for name in find_adapted_names(model, meta) if name in stored}
+    adapted = {name: stored[name] for name in find_tensors_to_adapt(model, meta) if name in stored}
     trained = ChannelMap.from_dict(meta["channels"])
     if trained != model.spec.channels:
         axes = {}
@@ -150,7 +150,7 @@ def adapt_weights(
                 axes[name] = tensor_axes
         adapted |= extend_channels(axes, adapted, trained, model.spec.channels)
     trained_grid = LatLonGrid.from_dict(meta["grid"])
-    if _has_other_rows(model, meta):
+    if _has_different_rows(model, meta):
         row_dims = {}
         for name, dim in find_row_dims(model).items():
             if name in adapted and adapted[name].shape[dim] == trained_grid.shape[0]:
@@ -159,7 +159,7 @@ def adapt_weights(
     return adapted
 
 
-def _has_other_rows(model: ForecastModel, meta: Mapping[str, Any]) -> bool:
+def _has_different_rows(model: ForecastModel, meta: Mapping[str, Any]) -> bool:
     """Return True if the latitude rows of the model's grid differ from the rows that the weights were trained on."""
     trained_lat = LatLonGrid.from_dict(meta["grid"]).lat
     return not np.array_equal(trained_lat, model.spec.grid.lat)

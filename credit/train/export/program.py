@@ -97,7 +97,7 @@ def export_program(config: Config, name_or_path: str, target: Path) -> tuple[Pat
     trained = trained.model_copy(update={"trainer": config.trainer})
     device = torch.device("cpu")
     network = prepare_for_inference(load_forecast_network(trained, lora, assets, path, device, DeviceGrid()))
-    step = ForecastStep(build_stepper(trained, assets, network, device, amp=False), _find_missing(assets)).eval()
+    step = ForecastStep(build_stepper(trained, assets, network, device, amp=False), _build_missing_mask(assets)).eval()
     num_frames = trained.data.history_len
     try:
         program = trace_step(step, assets, num_frames)
@@ -211,7 +211,7 @@ def _save_program(program: torch.export.ExportedProgram, path: Path, extra_files
         torch.export.save(program, file, extra_files=extra_files)
 
 
-def _find_missing(assets: ModelAssets) -> Tensor:
+def _build_missing_mask(assets: ModelAssets) -> Tensor:
     """Return a bool tensor (C, H, W), True where an output channel is always missing."""
     missing_CHW = np.zeros((len(assets.channels.output), *assets.grid.shape), dtype=bool)
     for index, channel in enumerate(assets.channels.output):

@@ -49,7 +49,7 @@ class BackgroundLogger:
         self._queue: queue.SimpleQueue[LoggedRow | LoggedPicture | _CloseRequest] = queue.SimpleQueue()
         self._has_warned = False
         # A daemon thread does not keep the process alive if the logger hangs.
-        self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
+        self._thread = threading.Thread(target=self._send_queue, name=f"logger {name}", daemon=True)
         self._thread.start()
 
     def log(self, row: LoggedRow) -> None:
@@ -61,7 +61,7 @@ class BackgroundLogger:
         self._put(picture)
 
     def begin_close(self, status: str) -> None:
-        """Request that the logger completes its logger run after the queued rows, without waiting for the logger.
+        """Request that the logger completes its record of the run after the queued rows; do not wait for the logger.
 
         Args:
             status: status of the run, see `RunLogger.close`.
@@ -70,7 +70,7 @@ class BackgroundLogger:
         self._queue.put(_CloseRequest(status))
 
     def join(self, deadline: float) -> None:
-        """Wait until the logger has completed its logger run; log a warning if it is not complete at the deadline.
+        """Wait until the logger has completed its record of the run; log a warning if the deadline passes before.
 
         Args:
             deadline: value of `time.monotonic` at which the wait ends.
@@ -86,7 +86,7 @@ class BackgroundLogger:
         else:
             self._warn(f"is too slow: {_MAX_WAITING} rows are in the queue, and further rows are dropped")
 
-    def _work(self) -> None:
+    def _send_queue(self) -> None:
         """Start the logger, and pass it all items of the queue until the end of the run; this runs in the thread."""
         try:
             address = self._logger.start(self._run)

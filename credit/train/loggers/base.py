@@ -21,7 +21,7 @@ class LoggedRun:
     Attributes:
         name: name of the run, from the config key `experiment`.
         run_id: string that identifies the run. It stays the same after a restart, so that the logger can continue the
-            same logger run.
+            same record of the run.
         folder: folder of the run.
         config: config with all defaults as plain values; secrets are hidden.
         first_step: number of optimizer steps that the run took before this start.
@@ -79,7 +79,7 @@ class RunLogger(ABC):
 
     @abstractmethod
     def start(self, run: LoggedRun) -> str:
-        """Create the logger run, or continue the logger run of an earlier start.
+        """Create a record of the run in the logger's program or service, or continue the record of an earlier start.
 
         If an earlier start was killed after its last checkpoint, rows of steps after ``run.first_step`` are logged
         again.
@@ -90,14 +90,14 @@ class RunLogger(ABC):
 
     @abstractmethod
     def log(self, rows: Sequence[LoggedRow]) -> None:
-        """Add rows of metrics, in the order of their steps, to the logger run."""
+        """Add rows of metrics, in the order of their steps, to the logger's record of the run."""
 
     def log_image(self, picture: LoggedPicture) -> None:  # noqa: B027
         """Add a picture, such as a figure of a preview; the default implementation ignores it."""
 
     @abstractmethod
     def close(self, status: str) -> None:
-        """Complete the logger run.
+        """Complete the logger's record of the run.
 
         Args:
             status: ``done``, ``requeue`` if the run will be continued, or ``failed``.
@@ -124,7 +124,7 @@ def register_logger(name: str) -> Callable[[LoggerClass], LoggerClass]:
     return register
 
 
-def logger_class(name: str) -> type[RunLogger]:
+def find_logger_class(name: str) -> type[RunLogger]:
     """Return the logger class for a name in ``trainer.loggers``.
 
     Raises:
@@ -150,7 +150,7 @@ def require_loggers(names: Iterable[str]) -> None:
         ConfigError: if a name is unknown, or a package is missing.
     """
     for name in names:
-        cls = logger_class(name)
+        cls = find_logger_class(name)
         if importlib.util.find_spec(cls.package) is None:
             remedy = "install it"
             if cls.extra:

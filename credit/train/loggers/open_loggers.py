@@ -8,7 +8,7 @@ from pathlib import Path
 from credit.config import Config
 from credit.config.redact import redact_config
 from credit.train.loggers.background import BackgroundLogger
-from credit.train.loggers.base import LoggedRun, logger_class
+from credit.train.loggers.base import LoggedRun, find_logger_class
 from credit.utils.atomic import atomic_write_text
 
 # File in the run folder that contains the id of the logger run.
@@ -40,7 +40,7 @@ def open_loggers(config: Config, first_step: int) -> list[BackgroundLogger]:
         config=redact_config(config),
         first_step=first_step,
     )
-    return [BackgroundLogger(name, logger_class(name)(), run) for name in names]
+    return [BackgroundLogger(name, find_logger_class(name)(), run) for name in names]
 
 
 def _obtain_run_id(folder: Path) -> str:

@@ -18,12 +18,12 @@ class RollbackRequired(Exception):
 
     Attributes:
         steps: diverged optimizer steps, counted from 0, increasing.
-        finite: True if the loss jumped to a finite value; False if the loss or gradient of the steps was not finite.
+        is_finite: True if the loss jumped to a finite value; False if the loss or gradient of the steps was not finite.
         problem: description of the divergence, for messages.
     """
 
     steps: list[int]
-    finite: bool
+    is_finite: bool
     problem: str
 
 

@@ -18,7 +18,7 @@ from credit.train.learning_rates import select_trained_weights
 logger = logging.getLogger(__name__)
 
 
-def choose_rate(config: Config, sharded: bool) -> str:
+def choose_compute_precision(config: Config, sharded: bool) -> str:
     """Return the precision in which the network computes: bfloat16, tf32 or float32.
 
     Args:
@@ -39,8 +39,8 @@ class FlopCounter:
     The counter includes matrix products, convolutions and attention in the forward and the backward pass, without the
     recomputation of activation checkpointing (the model FLOPs of Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
     Gradients of frozen weights and of the input of a rollout's first step are not computed and not counted. Attention
-    is counted as two matrix products in the forward pass and four in the backward pass. The first call of `operations`
-    counts the operations, so it takes longer than later calls.
+    is counted as two matrix products in the forward pass and four in the backward pass. The first call
+    counts the operations of a step, so it takes longer than later calls.
 
     Args:
         config: the config of the run.
@@ -51,9 +51,9 @@ class FlopCounter:
     def __init__(self, config: Config, assets: ModelAssets, sharded: bool = False) -> None:
         self._config = config
         self._assets = assets
-        self._rate = choose_rate(config, sharded)
+        self._rate = choose_compute_precision(config, sharded)
 
-    def operations(self, steps: int) -> Mapping[str, int] | None:
+    def count_operations_by_precision(self, steps: int) -> Mapping[str, int] | None:
         """Return the floating-point operations of a rollout with one micro-batch, forward and backward pass together.
 
         An operation is an addition or a multiplication.
@@ -64,14 +64,14 @@ class FlopCounter:
         Returns:
             precision -> number of operations, the same on every rank; None if the network cannot run on the meta
             device. The precision is the name of a peak rate of `credit.hpc.planner.gpus.Gpu`: bfloat16, tf32 or
-            float32, see `choose_rate`.
+            float32, see `choose_compute_precision`.
         """
-        passes = self.count_passes(steps)
+        passes = self.count_operations_by_pass(steps)
         if passes is None:
             return None
         return {self._rate: sum(passes)}
 
-    def count_passes(self, steps: int) -> tuple[int, int] | None:
+    def count_operations_by_pass(self, steps: int) -> tuple[int, int] | None:
         """Return the floating-point operations of a rollout with one micro-batch, separately for both passes.
 
         Args:
@@ -97,19 +97,19 @@ class FlopCounter:
     @functools.cached_property
     def _first_step(self) -> tuple[int, int]:
         """Operations of the forward and of the backward pass of a rollout's first step; its input needs no gradient."""
-        return self._count(fed_back=False)
+        return self._count_step(needs_input_gradient=False)
 
     @functools.cached_property
     def _further_step(self) -> tuple[int, int]:
         """Operations of the forward and of the backward pass of a later rollout step; its input needs a gradient."""
-        return self._count(fed_back=True)
+        return self._count_step(needs_input_gradient=True)
 
-    def _count(self, fed_back: bool) -> tuple[int, int]:
+    def _count_step(self, needs_input_gradient: bool) -> tuple[int, int]:
         """Return (operations of the forward pass, operations of the backward pass) of one rollout step.
 
         Args:
-            fed_back: True if the input is the output of the previous step, so that the gradient of the input is
-                computed as well.
+            needs_input_gradient: True if the input is the output of the previous step, so that the gradient of the
+                input is computed as well.
         """
         config = self._config
         assets = self._assets
@@ -118,7 +118,7 @@ class FlopCounter:
             model = build_network(config, assets.channels, assets.grid, assets.attributes)
             select_trained_weights(model, config.trainer)
             shape = (config.trainer.train_batch_size, len(assets.channels.input), config.data.history_len)
-            x_BCTHW = torch.empty(*shape, *assets.grid.shape, requires_grad=fed_back)
+            x_BCTHW = torch.empty(*shape, *assets.grid.shape, requires_grad=needs_input_gradient)
         model.train()
         # Unlike fused attention, the math backend recomputes nothing in the backward pass.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():

@@ -16,7 +16,7 @@ from credit.utils.installation import install_command
 logger = logging.getLogger(__name__)
 
 
-class GpuEnergy:
+class GpuEnergyMeter:
     """Meter of the energy of one GPU, in joules.
 
     The meter reads the energy counter of the driver. GPUs older than Volta have no counter, so the meter integrates
@@ -73,7 +73,7 @@ class GpuEnergy:
         return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
 
 
-class EnergyMeter:
+class RankEnergyMeter:
     """Meter of the energy of this rank's GPU.
 
     If several ranks share a GPU, only the first of these ranks counts the energy of the GPU. The construction is
@@ -84,12 +84,12 @@ class EnergyMeter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._gpu: GpuEnergy | None = None
+        self._gpu: GpuEnergyMeter | None = None
         self._is_known = False
         if device.type != "cuda":
             return
         local_uuid = None
-        opened_gpu = _open_device(device)
+        opened_gpu = _open_gpu_of_device(device)
         if opened_gpu is not None:
             local_uuid, gpu = opened_gpu
         # Ranks that share a GPU have the same UUID.
@@ -108,7 +108,7 @@ class EnergyMeter:
         return math.nan
 
 
-def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
+def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergyMeter]:
     """Return the UUID and the energy meter of the GPU of a CUDA device.
 
     If the device is a MIG instance, which is a part of a GPU, the meter measures the complete GPU.
@@ -127,10 +127,10 @@ def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
     except nvml.NVMLError:
         handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
         handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-    return nvml.nvmlDeviceGetUUID(handle), GpuEnergy(nvml, handle)
+    return nvml.nvmlDeviceGetUUID(handle), GpuEnergyMeter(nvml, handle)
 
 
-def _open_device(device: torch.device) -> tuple[str, GpuEnergy] | None:
+def _open_gpu_of_device(device: torch.device) -> tuple[str, GpuEnergyMeter] | None:
     """Return the UUID and the energy meter of the GPU of `device`; None if the energy cannot be measured."""
     try:
         import pynvml

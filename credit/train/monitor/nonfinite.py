@@ -80,7 +80,7 @@ def find_infinite_channels(values_BCTHW: Tensor, names: list[str]) -> list[str]:
     return infinite_names
 
 
-def choose_cause(explanation: str | None) -> str:
+def describe_nonfinite_cause(explanation: str | None) -> str:
     """Collective: return a sentence that names the first tensor of any rank that is not finite.
 
     Args:

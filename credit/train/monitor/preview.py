@@ -186,11 +186,11 @@ class Preview:
         was_training = model.training
         is_stopped = False
         model.eval()
-        for (case,), num_counted in zip(self._share.batches, self._share.counted, strict=True):
+        for (case,), num_scored in zip(self._share.batches, self._share.scored_counts, strict=True):
             is_stopped = any_rank_stops(stop, self._weight_CHW.device)
             if is_stopped:
                 break
-            self._forecast(case, num_counted > 0, errors)
+            self._add_forecast_errors(case, num_scored > 0, errors)
         model.train(was_training)
         if is_stopped:
             return None
@@ -206,12 +206,12 @@ class Preview:
                     scores[f"{name}/{channel}/{hour:g}h"] = value if math.isfinite(value) else None
         return scores
 
-    def _forecast(self, case: int, counts: bool, errors: RootMeanSquareError) -> None:
+    def _add_forecast_errors(self, case: int, is_scored: bool, errors: RootMeanSquareError) -> None:
         """Compute the forecast of one case and add its errors to `errors`.
 
         Args:
             case: index of the initial time.
-            counts: False if another rank scores this case; this rank then only runs the model and adds no errors.
+            is_scored: False if another rank scores this case; this rank then only runs the model and adds no errors.
             errors: sums of errors over the cases.
         """
         initial = self._plan.initial_times[case]
@@ -223,7 +223,7 @@ class Preview:
         self._stepper.begin_iteration()
         outputs = forecast_batch(self._stepper, inputs, starts, num_steps)
         for number, output_BCHW in enumerate(outputs):
-            if not counts:
+            if not is_scored:
                 # The ranks of a sharded model must all take this step.
                 continue
             truth_1CHW = self._read_truth(initial + (number + 1) * step_minutes)

@@ -130,7 +130,7 @@ class RunLock:
         self._thread.join()
         # The file stays if another job has taken the lock meanwhile.
         with suppress(OSError):
-            if self._is_mine(self._read()):
+            if self._is_from_this_process(self._read()):
                 self._path.unlink(missing_ok=True)
 
     def _create_file(self) -> bool:
@@ -185,7 +185,7 @@ class RunLock:
             with suppress(OSError):
                 contents = self._read()
                 # A failing file system may have damaged the file of this process; it is then written again.
-                if contents is not _UNREADABLE and not self._is_mine(contents):
+                if contents is not _UNREADABLE and not self._is_from_this_process(contents):
                     self._lost.set()
                     return
                 self._contents["beat"] += 1
@@ -193,7 +193,7 @@ class RunLock:
                 with self._path.open("r+b") as file:
                     file.write(self._encode())
 
-    def _is_mine(self, contents: dict[str, Any] | None) -> bool:
+    def _is_from_this_process(self, contents: dict[str, Any] | None) -> bool:
         """Return True if this process wrote the contents of the file; `contents` is None for a missing file."""
         if contents is None:
             return False

@@ -179,7 +179,7 @@ def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -
             lines["energy"] += f", {get('kwh_per_1000_samples'):.3g} kWh per 1000 samples"
     best = get("best")
     if best:
-        location = _describe_best(folder / "checkpoints", best["step"])
+        location = _describe_best_checkpoint(folder / "checkpoints", best["step"])
         lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {location}"
         if best["metric"] == "skill" and best["value"] >= PERSISTENCE_SKILL:
             lines["warning"] = "the skill of persistence is 1, and no validation was better than persistence"
@@ -202,7 +202,7 @@ def _format_rate(summary: Mapping[str, Any]) -> str:
     return text
 
 
-def _describe_best(checkpoints: Path, step: int) -> str:
+def _describe_best_checkpoint(checkpoints: Path, step: int) -> str:
     """Return the path of the checkpoint of the best validation, or a remark if this checkpoint could not be saved.
 
     Args:

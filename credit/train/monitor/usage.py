@@ -19,7 +19,7 @@ from credit.config import Config
 from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets
 from credit.train.monitor.flops import FlopCounter
-from credit.train.monitor.gpu_energy import EnergyMeter
+from credit.train.monitor.gpu_energy import RankEnergyMeter
 
 
 @dataclass
@@ -69,7 +69,8 @@ class UsageMeter:
         micro_batches: number of micro-batches that a process computes per optimizer step, times the number of ensemble
             members. If n processes share a micro-batch, the number is divided by n.
         samples_per_step: number of samples per optimizer step, over all processes.
-        peak_rates: precision -> peak rate of the device in TFLOP/s, see `FlopCounter.operations`; empty if unknown.
+        peak_rates: precision -> peak rate of the device in TFLOP/s; empty if unknown. The precisions are the keys of
+            `FlopCounter.count_operations_by_precision`.
         energy_meter: meter of the energy of this process's GPU.
         start_time: `time.perf_counter` at the start of this part of the run.
 
@@ -89,7 +90,7 @@ class UsageMeter:
         micro_batches: float,
         samples_per_step: int,
         peak_rates: Mapping[str, float],
-        energy_meter: EnergyMeter,
+        energy_meter: RankEnergyMeter,
         start_time: float,
     ) -> None:
         self.device = device
@@ -176,7 +177,7 @@ class UsageMeter:
         spent = self.spent
         # A total of the run becomes unknown if one of its parts is unknown.
         samples = len(lengths) * self.samples_per_step
-        tflop, ideal_s = self._count_work(lengths)
+        tflop, ideal_s = self._count_operations(lengths)
         spent.samples += samples
         spent.step_s += seconds
         spent.wait_s += wait
@@ -202,12 +203,12 @@ class UsageMeter:
         Returns:
             The operations; None if they cannot be counted.
         """
-        tflop, _ = self._count_work([length])
+        tflop, _ = self._count_operations([length])
         if tflop is None:
             return None
         return tflop * self.processes
 
-    def count_passes(self, length: int) -> tuple[float, float] | None:
+    def count_operations_by_pass(self, length: int) -> tuple[float, float] | None:
         """Return the floating-point operations of one optimizer step on this process, in TFLOP.
 
         Args:
@@ -217,13 +218,13 @@ class UsageMeter:
             (operations of the forward pass, operations of the backward pass); None if they cannot be counted, and on
             all ranks other than rank 0.
         """
-        passes = self._flop_counter.count_passes(length) if self._flop_counter is not None else None
+        passes = self._flop_counter.count_operations_by_pass(length) if self._flop_counter is not None else None
         if passes is None:
             return None
         forward, backward = passes
         return forward * self._micro_batches / 1e12, backward * self._micro_batches / 1e12
 
-    def _count_work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
+    def _count_operations(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
         """Return the operations of optimizer steps on one process, and their ideal duration at the peak rates.
 
         Args:
@@ -238,7 +239,7 @@ class UsageMeter:
         # precision -> operations of all steps for one micro-batch. Steps of the same length have the same operations.
         total_counts: Counter[str] = Counter()
         for length, num_steps in Counter(lengths).items():
-            counts = self._flop_counter.operations(length)
+            counts = self._flop_counter.count_operations_by_precision(length)
             if counts is None:
                 return None, None
             for rate, count in counts.items():
@@ -278,7 +279,8 @@ def build_usage_meter(
         device: the device of this process.
         mesh: position of this rank in the device mesh.
         samples_per_step: number of samples per optimizer step, over all processes.
-        peak_rates: precision -> peak rate of the device in TFLOP/s, see `FlopCounter.operations`; empty if unknown.
+        peak_rates: precision -> peak rate of the device in TFLOP/s; empty if unknown. The precisions are the keys of
+            `FlopCounter.count_operations_by_precision`.
         start_time: `time.perf_counter` at the start of this part of the run.
     """
     degrees = mesh.degrees
@@ -290,7 +292,7 @@ def build_usage_meter(
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
     # Counting takes a second or more on a CPU, and only rank 0 writes the rows, the checkpoints and the summary.
     flop_counter = FlopCounter(config, assets, sharded) if mesh.rank == 0 else None
-    energy_meter = EnergyMeter(device)
+    energy_meter = RankEnergyMeter(device)
     return UsageMeter(
         device, degrees.world, flop_counter, micro_batches, samples_per_step, peak_rates, energy_meter, start_time
     )

@@ -20,7 +20,7 @@ class RankAccount:
     Attributes:
         wall: elapsed seconds per step.
         seconds: phase -> seconds per step; the phases are disjoint, and communication is the exposed part.
-        processor: phase -> processor seconds per step of the main thread in this phase; empty on a GPU.
+        processor_seconds: phase -> processor seconds per step of the main thread in this phase; empty on a GPU.
         rates: measured peak rates.
         idle: seconds per step in which the GPU had no work; 0 on a CPU.
         hidden_communication: seconds per step of communication during which the rank computed.
@@ -34,7 +34,7 @@ class RankAccount:
 
     wall: float
     seconds: dict[Phase, float]
-    processor: dict[Phase, float]
+    processor_seconds: dict[Phase, float]
     rates: MachineRates
     idle: float = 0.0
     hidden_communication: float = 0.0
@@ -46,19 +46,19 @@ class RankAccount:
     updated_bytes: float | None = None
 
     @property
-    def accounted(self) -> float:
+    def accounted_seconds(self) -> float:
         """Seconds per step in all phases, including the idle time of a GPU."""
         return sum(self.seconds.values()) + self.idle
 
     @property
-    def work(self) -> float:
+    def work_seconds(self) -> float:
         """Seconds per step in which the rank does not wait for other ranks."""
         return self.wall - self.seconds.get(Phase.COMMUNICATION, 0.0)
 
     def to_values(self) -> list[float]:
         """Return all numbers of the account as a list in a fixed order, with NaN for unknown numbers."""
         values = [self.seconds.get(name, 0.0) for name in Phase]
-        values += [self.processor.get(name, 0.0) for name in Phase]
+        values += [self.processor_seconds.get(name, 0.0) for name in Phase]
         for name in _scalar_names():
             values.append(_to_float(getattr(self, name)))
         for rate in fields(MachineRates):
@@ -73,7 +73,7 @@ class RankAccount:
         processor = {name: next(numbers) for name in Phase}
         scalars = {name: _from_float(next(numbers)) for name in _scalar_names()}
         rates = {rate.name: _from_float(next(numbers)) for rate in fields(MachineRates)}
-        return cls(seconds=seconds, processor=processor, rates=MachineRates(**rates), **scalars)
+        return cls(seconds=seconds, processor_seconds=processor, rates=MachineRates(**rates), **scalars)
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class RankSummary:
 
     Attributes:
         accounts: account of each rank.
-        slowest: number of the rank with the largest `RankAccount.work`; the other ranks wait for this rank.
+        slowest_rank: rank with the largest `RankAccount.work_seconds`; the other ranks wait for this rank.
     """
 
     accounts: list[RankAccount]
-    slowest: int = field(init=False)
+    slowest_rank: int = field(init=False)
 
     def __post_init__(self) -> None:
-        work = [account.work for account in self.accounts]
-        object.__setattr__(self, "slowest", work.index(max(work)))
+        work = [account.work_seconds for account in self.accounts]
+        object.__setattr__(self, "slowest_rank", work.index(max(work)))
 
 
 def gather_accounts(account: RankAccount) -> RankSummary:
@@ -106,7 +106,7 @@ def gather_accounts(account: RankAccount) -> RankSummary:
 def _scalar_names() -> Iterator[str]:
     """Yield the names of the attributes of `RankAccount` that are numbers."""
     for attribute in fields(RankAccount):
-        if attribute.name not in ("seconds", "processor", "rates"):
+        if attribute.name not in ("seconds", "processor_seconds", "rates"):
             yield attribute.name
 
 

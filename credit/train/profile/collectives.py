@@ -27,7 +27,7 @@ BYTES_PER_VALUE = {
 
 
 @contextmanager
-def timed_waits() -> Iterator[None]:
+def record_communication_waits() -> Iterator[None]:
     """Context manager that records each wait for a collective, in any thread, as a communication phase.
 
     torch has no hook for these waits, so its wait functions are replaced during the ``with`` block.

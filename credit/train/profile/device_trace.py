@@ -23,7 +23,7 @@ from credit.train.profile.spans import (
     intersect_intervals,
     merge_intervals,
     subtract_intervals,
-    total,
+    total_length,
 )
 from credit.utils.profiling.phases import Phase
 
@@ -71,7 +71,7 @@ def compute_gpu_phase_times(events: Iterable[Mapping[str, Any]], windows: Sequen
     windows = merge_intervals(windows)
     complete_events = [event for event in events if event.get("ph") == "X"]
     host_phases = _HostPhases(complete_events)
-    work = _sort_work(complete_events, host_phases)
+    work = _classify_gpu_work(complete_events, host_phases)
 
     # `busy` contains the time of all states so far. Each further state gets only its time outside of `busy`.
     seconds: dict[Phase, float] = defaultdict(float)
@@ -79,29 +79,29 @@ def compute_gpu_phase_times(events: Iterable[Mapping[str, Any]], windows: Sequen
     for name, intervals in work.compute.items():
         remainder = subtract_intervals(intersect_intervals(merge_intervals(intervals), windows), busy)
         if name is not None:
-            seconds[name] += total(remainder) / 1e6
+            seconds[name] += total_length(remainder) / 1e6
         busy = merge_intervals(busy + remainder)
     all_communication = intersect_intervals(merge_intervals(work.communication), windows)
     exposed_communication = subtract_intervals(all_communication, busy)
-    seconds[Phase.COMMUNICATION] += total(exposed_communication) / 1e6
+    seconds[Phase.COMMUNICATION] += total_length(exposed_communication) / 1e6
     busy = merge_intervals(busy + exposed_communication)
     all_copies = intersect_intervals(merge_intervals(work.copies), windows)
     exposed_copies = subtract_intervals(all_copies, busy)
-    seconds[Phase.COPY] += total(exposed_copies) / 1e6
+    seconds[Phase.COPY] += total_length(exposed_copies) / 1e6
     busy = merge_intervals(busy + exposed_copies)
 
     # The remaining time is assigned to the phase of the host that the GPU waits for, or otherwise to `idle`.
     idle = 0.0
-    for start, end, name in host_phases.divide(subtract_intervals(windows, busy)):
+    for start, end, name in host_phases.split_at_changes(subtract_intervals(windows, busy)):
         if name in _WAITED_FOR:
             seconds[name] += (end - start) / 1e6
         elif name is not None:
             idle += (end - start) / 1e6
     return DeviceAccount(
-        wall=total(windows) / 1e6,
+        wall=total_length(windows) / 1e6,
         seconds=dict(seconds),
-        hidden_communication=(total(all_communication) - total(exposed_communication)) / 1e6,
-        hidden_copies=(total(all_copies) - total(exposed_copies)) / 1e6,
+        hidden_communication=(total_length(all_communication) - total_length(exposed_communication)) / 1e6,
+        hidden_copies=(total_length(all_copies) - total_length(exposed_copies)) / 1e6,
         idle=idle,
         sent_bytes=_count_sent_bytes(work.collective_kernels),
     )
@@ -128,17 +128,17 @@ class _HostPhases:
             if stack and stack[-1][1] in CLOSED_PHASES:
                 name = stack[-1][1]
             stack.append((event["ts"] + event["dur"], name))
-            self._change(event["ts"], name)
+            self._add_change(event["ts"], name)
         self._close_until(stack, float("inf"))
 
-    def find(self, time: float) -> Phase | None:
+    def find_phase(self, time: float) -> Phase | None:
         """Return the innermost phase at a time; None outside of all phases."""
         index = bisect.bisect_right(self._times, time) - 1
         if index < 0:
             return None
         return self._names[index]
 
-    def divide(self, intervals: Iterable[Interval]) -> Iterable[tuple[float, float, Phase | None]]:
+    def split_at_changes(self, intervals: Iterable[Interval]) -> Iterable[tuple[float, float, Phase | None]]:
         """Yield (start, end, phase) for the pieces of the intervals; the phase is constant within each piece."""
         for start, end in intervals:
             while start < end:
@@ -146,7 +146,7 @@ class _HostPhases:
                 piece_end = end
                 if index < len(self._times):
                     piece_end = min(end, self._times[index])
-                yield start, piece_end, self.find(start)
+                yield start, piece_end, self.find_phase(start)
                 start = piece_end
 
     def _close_until(self, stack: list[tuple[float, Phase]], time: float) -> None:
@@ -154,9 +154,9 @@ class _HostPhases:
         while stack and stack[-1][0] <= time:
             end, _ = stack.pop()
             outer_name = stack[-1][1] if stack else None
-            self._change(end, outer_name)
+            self._add_change(end, outer_name)
 
-    def _change(self, time: float, name: Phase | None) -> None:
+    def _add_change(self, time: float, name: Phase | None) -> None:
         """Add a change of the phase; if several changes have the same time, the last change is used."""
         if self._times and self._times[-1] == time:
             self._names[-1] = name
@@ -183,7 +183,7 @@ class _DeviceWork:
     collective_kernels: list[Mapping[str, Any]]
 
 
-def _sort_work(events: Sequence[Mapping[str, Any]], host_phases: _HostPhases) -> _DeviceWork:
+def _classify_gpu_work(events: Sequence[Mapping[str, Any]], host_phases: _HostPhases) -> _DeviceWork:
     """Return the work of a GPU, separated into computation, communication and copies from the host.
 
     Args:
@@ -202,7 +202,7 @@ def _sort_work(events: Sequence[Mapping[str, Any]], host_phases: _HostPhases) ->
             work.collective_kernels.append(event)
         elif category in (*_KERNELS, _COPY):
             launch_time = launch_times.get(event["args"].get("correlation"), event["ts"])
-            work.compute[host_phases.find(launch_time)].append(interval)
+            work.compute[host_phases.find_phase(launch_time)].append(interval)
     return work
 
 

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 from credit.errors import CreditError
 from credit.train.adamw import AdamW
 from credit.train.build.components import TrainingComponents
-from credit.train.monitor.flops import choose_rate
+from credit.train.monitor.flops import choose_compute_precision
 from credit.train.profile import table
 from credit.train.profile.account import RankAccount, RankSummary, gather_accounts
 from credit.train.profile.calibration import measure_rates
-from credit.train.profile.collectives import count_sent_bytes, find_newest_collective, timed_waits
+from credit.train.profile.collectives import count_sent_bytes, find_newest_collective, record_communication_waits
 from credit.train.profile.device_trace import compute_gpu_phase_times
 from credit.train.profile.request import TRACED_STEPS, ProfileRequest
 from credit.train.profile.spans import (
@@ -38,7 +38,7 @@ from credit.train.profile.spans import (
     intersect_intervals,
     merge_intervals,
     subtract_intervals,
-    total,
+    total_length,
 )
 from credit.train.profile.timeline import STEP, Timeline, add_thread_phases, find_collectives, find_steps, write_trace
 from credit.utils.atomic import atomic_write_text
@@ -51,7 +51,7 @@ FOLDER = "profile"
 
 
 @contextmanager
-def profiled(request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> Iterator[None]:
+def profile_steps(request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> Iterator[None]:
     """Collective: context manager that profiles the requested steps of the trainer.
 
     Args:
@@ -87,15 +87,15 @@ class StepProfiler:
     def __init__(self, request: ProfileRequest, parts: TrainingComponents, steps_taken: int) -> None:
         self._parts = parts
         self._request = request
-        self._first_step = request.choose_first_step(steps_taken, parts.total_steps, parts.launch.world)
+        self._first_step = request.choose_first_step(steps_taken, parts.total_steps, parts.process_info.world)
         sharded = parts.mesh.device_mesh is not None and parts.config.trainer.parallelism.data != "none"
-        self._rate = choose_rate(parts.config, sharded)
+        self._rate = choose_compute_precision(parts.config, sharded)
         if parts.device.type == "cpu" and self._rate == "tf32":
             # A CPU has no TF32.
             self._rate = "float32"
         # The operations are counted and the rates measured before the first step, so that no step includes this time.
         # Counting takes a second; without a profile it happens when the first rows are logged.
-        self._passes = self._count_passes()
+        self._passes = self._count_operations_by_pass()
         dtype = torch.bfloat16 if self._rate == "bfloat16" else torch.float32
         self._rates = measure_rates(parts.device, dtype)
         if parts.device.type == "cuda":
@@ -121,7 +121,7 @@ class StepProfiler:
         return self._recorder.span(name)
 
     def begin_step(self, step: int) -> None:
-        """Begin or end a part of the profile if a step begins that requires it; see `Recorder.begin_step`.
+        """Start or end the timing or the trace, if optimizer step `step` (from 0) is the first step of the next part.
 
         This method is collective at the end of the profile.
         """
@@ -150,7 +150,7 @@ class StepProfiler:
             self._step_start = time.perf_counter()
         elif index == num_timed:
             self._end_timing()
-            self._recorder.traces = True
+            self._recorder.is_tracing = True
             self._timeline = Timeline(self._parts.device)
             self._step_start = time.perf_counter()
         elif index == num_timed + TRACED_STEPS:
@@ -168,7 +168,7 @@ class StepProfiler:
         if self._is_complete:
             return
         self._is_complete = True
-        self._recorder.traces = False
+        self._recorder.is_tracing = False
         trace = None
         if self._timeline is not None:
             self._timeline.stop()
@@ -185,13 +185,13 @@ class StepProfiler:
     def _begin_timing(self) -> None:
         """Start to record phases and waits for collectives."""
         self._recorder.spans.clear()
-        if self._parts.launch.world > 1 and self._parts.device.type == "cpu":
-            self.resources.enter_context(timed_waits())
+        if self._parts.process_info.world > 1 and self._parts.device.type == "cpu":
+            self.resources.enter_context(record_communication_waits())
             self._newest_collective = find_newest_collective()
 
     def _end_timing(self) -> None:
         """Read the number of bytes that were sent during the timed steps from torch's record of collectives."""
-        if self._parts.launch.world > 1 and self._parts.device.type == "cpu":
+        if self._parts.process_info.world > 1 and self._parts.device.type == "cpu":
             num_bytes = count_sent_bytes(self._newest_collective)
             self._sent_bytes = None if num_bytes is None else num_bytes / len(self._timed_windows)
 
@@ -228,14 +228,14 @@ class StepProfiler:
         trace_name = None
         if trace is not None:
             trace_name = f"trace_rank{self._request.trace_rank:05d}.json.gz"
-            if parts.launch.rank == self._request.trace_rank:
+            if parts.process_info.rank == self._request.trace_rank:
                 folder.mkdir(exist_ok=True)
                 offset = find_steps(trace["traceEvents"])[0][0] - self._traced_windows[0][0] * 1e6
                 write_trace(
                     folder / trace_name,
                     add_thread_phases(trace, self._traced_spans(), self._recorder.main_thread, offset),
                 )
-        if not parts.launch.is_main:
+        if not parts.process_info.is_main:
             return
         num_steps = len(self._timed_windows)
         within = {}
@@ -279,7 +279,7 @@ class StepProfiler:
             "rates": self._rates,
             "hidden_loader": self._hidden_seconds(Phase.LOADER) / num_steps,
             "hidden_checkpoint": self._hidden_seconds(Phase.CHECKPOINT) / num_steps,
-            "loaded_bytes": float(parts.order.bytes_per_step),
+            "loaded_bytes": float(parts.sample_schedule.bytes_per_step),
             "updated_bytes": _count_updated_bytes(parts),
         }
         if self._uses_device_clock(trace):
@@ -289,7 +289,7 @@ class StepProfiler:
             return RankAccount(
                 wall=account.wall / num_traced,
                 seconds={name: seconds / num_traced for name, seconds in account.seconds.items()},
-                processor={},
+                processor_seconds={},
                 idle=account.idle / num_traced,
                 hidden_communication=account.hidden_communication / num_traced,
                 hidden_copy=account.hidden_copies / num_traced,
@@ -297,9 +297,9 @@ class StepProfiler:
                 **common,
             )
         return RankAccount(
-            wall=total(self._timed_windows) / num_steps,
+            wall=total_length(self._timed_windows) / num_steps,
             seconds={name: seconds / num_steps for name, seconds in host_account.seconds.items()},
-            processor={name: seconds / num_steps for name, seconds in host_account.processor.items()},
+            processor_seconds={name: seconds / num_steps for name, seconds in host_account.processor_seconds.items()},
             hidden_communication=self._hidden_communication(trace),
             sent_bytes=self._sent_bytes,
             **common,
@@ -324,7 +324,7 @@ class StepProfiler:
         seconds = 0.0
         for intervals in threads.values():
             work = intersect_intervals(merge_intervals(intervals), windows)
-            seconds += total(subtract_intervals(work, waits))
+            seconds += total_length(subtract_intervals(work, waits))
         return seconds
 
     def _hidden_communication(self, trace: dict[str, Any] | None) -> float:
@@ -345,20 +345,20 @@ class StepProfiler:
             if span.name == Phase.COMMUNICATION and span.thread == self._recorder.main_thread:
                 waits.append((span.start * 1e6 + offset, span.end * 1e6 + offset))
         hidden = subtract_intervals(collectives, merge_intervals(waits))
-        return total(hidden) / 1e6 / len(steps)
+        return total_length(hidden) / 1e6 / len(steps)
 
     def _traced_spans(self) -> list[Any]:
         """Return the recorded phases that end after the start of the first traced step."""
         start = self._traced_windows[0][0]
         return [span for span in self._recorder.spans if span.end > start]
 
-    def _count_passes(self) -> tuple[float, float] | None:
+    def _count_operations_by_pass(self) -> tuple[float, float] | None:
         """Return the mean operations per timed step in the forward and the backward pass, in TFLOP; None if unknown."""
         num_steps = self._request.num_steps
         forward = backward = 0.0
         for step in range(self._first_step - 1, self._first_step - 1 + num_steps):
             length = self._parts.training_step.list_loss_steps(step)[-1]
-            passes = self._parts.meter.count_passes(length)
+            passes = self._parts.meter.count_operations_by_pass(length)
             if passes is None:
                 return None
             forward += passes[0] / num_steps

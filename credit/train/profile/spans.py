@@ -30,14 +30,14 @@ class Span(NamedTuple):
         start: time at which the phase begins.
         end: time at which the phase ends.
         thread: id of the thread in the operating system.
-        processor: processor time of the thread during the phase, in seconds.
+        processor_seconds: processor time of the thread during the phase, in seconds.
     """
 
     name: Phase
     start: float
     end: float
     thread: int
-    processor: float = 0.0
+    processor_seconds: float = 0.0
 
 
 class SpanRecorder:
@@ -46,20 +46,20 @@ class SpanRecorder:
     Attributes:
         spans: the phases that have ended, in the order of their ends.
         main_thread: id of the thread that built the recorder; this thread runs the training steps.
-        traces: True while the profiler of torch records; its timeline then includes the phases of the main thread.
+        is_tracing: True while the profiler of torch records; its timeline then includes the phases of the main thread.
     """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.main_thread = threading.get_native_id()
-        self.traces = False
+        self.is_tracing = False
 
     @contextmanager
     def span(self, name: Phase) -> Iterator[None]:
         """Context manager that records the ``with`` block as a phase of the calling thread."""
         thread = threading.get_native_id()
         annotation = None
-        if self.traces and thread == self.main_thread:
+        if self.is_tracing and thread == self.main_thread:
             annotation = torch.profiler.record_function(name)
             annotation.__enter__()
         start, processor_start = time.perf_counter(), time.thread_time()
@@ -79,15 +79,15 @@ class StepAccount:
     Attributes:
         wall: elapsed seconds of the steps.
         seconds: phase -> seconds in this phase, without its inner phases.
-        processor: phase -> processor seconds in this phase, without its inner phases. Phases that are only partly
-            inside the steps are ignored.
+        processor_seconds: phase -> processor seconds in this phase, without its inner phases. Phases that are only
+            partly inside the steps are ignored.
         communication: phase -> seconds of communication inside this phase; the key None is communication outside of all
             other phases. The sum over all keys is the communication in `seconds`.
     """
 
     wall: float
     seconds: dict[Phase, float]
-    processor: dict[Phase, float]
+    processor_seconds: dict[Phase, float]
     communication: dict[Phase | None, float]
 
 
@@ -109,8 +109,8 @@ def compute_phase_times(spans: Iterable[Span], windows: Sequence[Interval]) -> S
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         while stack and stack[-1][0].end <= span.start:
             stack.pop()
-        length = _overlap((span.start, span.end), windows)
-        span_processor = span.processor if length == span.end - span.start else 0.0
+        length = _compute_overlap((span.start, span.end), windows)
+        span_processor = span.processor_seconds if length == span.end - span.start else 0.0
         name = span.name
         if stack:
             _, outer_name = stack[-1]
@@ -183,12 +183,12 @@ def subtract_intervals(first: Sequence[Interval], second: Sequence[Interval]) ->
     return intersect_intervals(first, gaps)
 
 
-def total(intervals: Iterable[Interval]) -> float:
+def total_length(intervals: Iterable[Interval]) -> float:
     """Return the sum of the lengths of all intervals."""
     return sum(end - start for start, end in intervals)
 
 
-def _overlap(interval: Interval, windows: Sequence[Interval]) -> float:
+def _compute_overlap(interval: Interval, windows: Sequence[Interval]) -> float:
     """Return the length of the part of an interval that is inside the windows."""
     start, end = interval
     return sum(max(0.0, min(end, window_end) - max(start, window_start)) for window_start, window_end in windows)

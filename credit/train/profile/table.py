@@ -81,12 +81,12 @@ class Line:
 
 def build_lines(summary: RankSummary, steps: ProfiledSteps) -> list[Line]:
     """Return the lines of the table: the phases, the time outside of all phases, the step, and the hidden work."""
-    account = summary.accounts[summary.slowest]
+    account = summary.accounts[summary.slowest_rank]
     lines = []
 
     def add(name: str, kind: str, read: Callable[[RankAccount], float], **amounts: float | None) -> None:
         of_ranks = [read(account) for account in summary.accounts]
-        seconds = of_ranks[summary.slowest]
+        seconds = of_ranks[summary.slowest_rank]
         share = seconds / account.wall
         statistics_of_ranks = (min(of_ranks), statistics.median(of_ranks), max(of_ranks))
         lines.append(Line(name, kind, seconds, share, *statistics_of_ranks, **amounts))
@@ -94,11 +94,11 @@ def build_lines(summary: RankSummary, steps: ProfiledSteps) -> list[Line]:
     for name in Phase:
         amounts = _phase_amounts(name, account, steps)
         if steps.clock == "host":
-            amounts["processor_seconds"] = account.processor.get(name, 0.0)
+            amounts["processor_seconds"] = account.processor_seconds.get(name, 0.0)
         add(name.value, "phase", lambda account, name=name: account.seconds.get(name, 0.0), **amounts)
     if steps.clock == "device":
         add("idle", "phase", lambda account: account.idle)
-    add("outside of all phases", "rest", lambda account: account.wall - account.accounted)
+    add("outside of all phases", "rest", lambda account: account.wall - account.accounted_seconds)
     tflop = sum(steps.passes) if steps.passes else None
     peak_share = _flop_share(tflop, account.wall, account)
     add("step", "step", lambda account: account.wall, tflop=tflop, peak_share=peak_share)
@@ -152,22 +152,22 @@ def _rate_share(amount: float | None, seconds: float, rate: float | None) -> flo
 
 def to_json(summary: RankSummary, steps: ProfiledSteps, lines: Sequence[Line]) -> dict[str, Any]:
     """Return the contents of table.json."""
-    account = summary.accounts[summary.slowest]
+    account = summary.accounts[summary.slowest_rank]
     content = asdict(steps)
     step_seconds = content.pop("step_seconds")
     return {
         "format": FORMAT,
         **content,
         "ranks": len(summary.accounts),
-        "slowest_rank": summary.slowest,
-        "work_seconds": [rank_account.work for rank_account in summary.accounts],
+        "slowest_rank": summary.slowest_rank,
+        "work_seconds": [rank_account.work_seconds for rank_account in summary.accounts],
         "step_seconds": {
             "min": min(step_seconds),
             "median": statistics.median(step_seconds),
             "max": max(step_seconds),
         },
         "peak_rates": asdict(account.rates),
-        "accounted_share": account.accounted / account.wall,
+        "accounted_share": account.accounted_seconds / account.wall,
         "lines": [asdict(line) for line in lines],
     }
 
@@ -190,8 +190,8 @@ def render(content: Mapping[str, Any]) -> str:
     lines = [
         f"Profile of steps {content['first']} to {content['last']}: {content['device']}, {ranks} "
         f"rank{'s' * (ranks > 1)}, {threads} thread{'s' * (threads > 1)} each, clock of the {content['clock']}",
-        f"Steps on rank 0: {_milliseconds(step_seconds['min'])} to {_milliseconds(step_seconds['max'])} ms, median "
-        f"{_milliseconds(step_seconds['median'])} ms",
+        f"Steps on rank 0: {_format_ms(step_seconds['min'])} to {_format_ms(step_seconds['max'])} ms, median "
+        f"{_format_ms(step_seconds['median'])} ms",
         f"Measured peak: {', '.join(peaks)}",
     ]
     header = f"{'phase':<24}{'ms/step':>9}{'share':>8}{'CPU ms':>9}{'GFLOP':>10}{'MB':>10}{'of peak':>9}"
@@ -209,7 +209,7 @@ def render(content: Mapping[str, Any]) -> str:
         lines.pop()
     lines += ["", f"The phases explain {content['accounted_share']:.1%} of the step."]
     if content["communication_within"]:
-        parts = [f"{name} {_milliseconds(value)}" for name, value in content["communication_within"].items()]
+        parts = [f"{name} {_format_ms(value)}" for name, value in content["communication_within"].items()]
         lines.append(f"Exposed communication on rank 0 waits in (ms): {', '.join(parts)}.")
     if ranks > 1:
         work = content["work_seconds"]
@@ -217,8 +217,8 @@ def render(content: Mapping[str, Any]) -> str:
         others = [seconds for rank, seconds in enumerate(work) if rank != slowest]
         lines.append(
             f"The slowest rank is rank {slowest}: without waiting for other ranks, its step takes "
-            f"{_milliseconds(work[slowest])} ms, and a step of the other ranks {_milliseconds(min(others))} to "
-            f"{_milliseconds(max(others))} ms. The columns before min show the values of rank {slowest}."
+            f"{_format_ms(work[slowest])} ms, and a step of the other ranks {_format_ms(min(others))} to "
+            f"{_format_ms(max(others))} ms. The columns before min show the values of rank {slowest}."
         )
     if content["trace"] is not None:
         lines.append(f"Timeline of the {content['trace_steps']} steps after these: {content['trace']}")
@@ -230,24 +230,24 @@ def _render_line(line: Mapping[str, Any], ranks: int) -> str:
     processor_seconds = line["processor_seconds"]
     tflop, num_bytes, peak_share = line["tflop"], line["bytes"], line["peak_share"]
     columns = [
-        f"{line['name']:<24}{_milliseconds(line['seconds']):>9}{line['share']:>8.1%}",
-        f"{_milliseconds(processor_seconds):>9}" if processor_seconds else f"{'':>9}",
-        f"{_format(tflop * 1e3):>10}" if tflop else f"{'':>10}",
-        f"{_format(num_bytes / 1e6):>10}" if num_bytes else f"{'':>10}",
+        f"{line['name']:<24}{_format_ms(line['seconds']):>9}{line['share']:>8.1%}",
+        f"{_format_ms(processor_seconds):>9}" if processor_seconds else f"{'':>9}",
+        f"{_format_number(tflop * 1e3):>10}" if tflop else f"{'':>10}",
+        f"{_format_number(num_bytes / 1e6):>10}" if num_bytes else f"{'':>10}",
         f"{peak_share:>9.1%}" if peak_share else f"{'':>9}",
     ]
     if ranks > 1:
         for name in ("min_seconds", "median_seconds", "max_seconds"):
-            columns.append(f"{_milliseconds(line[name]):>10}")
+            columns.append(f"{_format_ms(line[name]):>10}")
     return "".join(columns).rstrip()
 
 
-def _milliseconds(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     """Return a time in seconds as a string in milliseconds."""
-    return _format(seconds * 1e3)
+    return _format_number(seconds * 1e3)
 
 
-def _format(number: float) -> str:
+def _format_number(number: float) -> str:
     """Return a number as a string, with two decimals below 100 and without decimals from 100."""
     if abs(number) >= 100:
         return f"{number:.0f}"

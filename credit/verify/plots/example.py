@@ -57,10 +57,10 @@ def _draw_maps(
     """Draw a figure with maps of the example for each figure channel; return (caption, path) of each figure."""
     figures = []
     for name in verification.figure_channels:
-        fields = _channel_fields_by_lead(verification.maps, name)
+        fields = _select_channel_by_lead(verification.maps, name)
         path = save_figure(
-            folder / f"maps_{name}.png", plot_maps, name, verification.table.units(name), fields, verification.example,
-            calendar, background, forecast_name,
+            folder / f"maps_{name}.png", plot_maps, name, verification.table.units(name), fields,
+            verification.example_time, calendar, background, forecast_name,
         )  # fmt: skip
         caption = (
             f"{name}: truth, forecast, error and, for an ensemble, spread of one initial time. Each error has a "
@@ -79,11 +79,11 @@ def _draw_time_diagrams(
     figures = []
     for name in verification.figure_channels:
         units = verification.table.units(name)
-        band_means = _channel_fields_by_lead(evolution.band_means, name)
+        band_means = _select_channel_by_lead(evolution.band_means, name)
         if _can_be_drawn(band_means):
             path = save_figure(
                 folder / f"hovmoeller_{name}.png", plot_hovmoeller, name, units, band_means, evolution.band,
-                forecast_name, verification.example, calendar, background,
+                forecast_name, verification.example_time, calendar, background,
             )  # fmt: skip
             caption = (
                 f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
@@ -91,11 +91,11 @@ def _draw_time_diagrams(
                 "speed of the waves is correct."
             )
             figures.append((caption, path))
-        zonal_means = _channel_fields_by_lead(evolution.zonal_means, name)
+        zonal_means = _select_channel_by_lead(evolution.zonal_means, name)
         if _can_be_drawn(zonal_means):
             path = save_figure(
                 folder / f"hovmoeller_latitude_{name}.png", plot_latitude_time, name, units, zonal_means, forecast_name,
-                verification.example, calendar, verification.grid,
+                verification.example_time, calendar, verification.grid,
             )  # fmt: skip
             caption = (
                 f"{name}: zonal mean of the same forecast by lead time and latitude. An error that grows steadily "
@@ -114,10 +114,10 @@ def _draw_animations(
     # Each animated channel appears once, in the order of the frames.
     animated_channels = dict.fromkeys(channel for channel, _ in all_frames)
     for name in animated_channels:
-        frames = _channel_fields_by_lead(all_frames, name)
+        frames = _select_channel_by_lead(all_frames, name)
         path = write_animation(
             folder / f"animation_{name}.gif", name, verification.table.units(name), frames, forecast_name,
-            verification.example, calendar, background,
+            verification.example_time, calendar, background,
         )  # fmt: skip
         figures.append((f"{name}: the same forecast and the truth at successive lead times.", path))
     return figures
@@ -132,7 +132,7 @@ def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
     return len(fields) >= _MIN_LEADS and bool(np.isfinite(list(fields.values())).any())
 
 
-def _channel_fields_by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
+def _select_channel_by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
     """Return lead time in minutes -> fields of one channel, in increasing order of the lead times.
 
     Args:

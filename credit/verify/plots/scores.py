@@ -213,7 +213,7 @@ def scorecard_pages(table: ScoreTable) -> list[list[str]]:
     num_regions = len(table.regions)
     num_rows = math.ceil(num_regions / _MAX_PANEL_COLUMNS)
     # A figure has at least one row of panels, even if this row is too tall.
-    rows_per_page = max(1, int(_MAX_HEIGHT_INCHES // _panel_height(table)))
+    rows_per_page = max(1, int(_MAX_HEIGHT_INCHES // _compute_panel_height(table)))
     regions_per_row = math.ceil(num_regions / num_rows)
     regions_per_page = regions_per_row * min(num_rows, rows_per_page)
     pages = []
@@ -241,7 +241,7 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
     # The size of a panel is about the same for any number of panels.
     panel_rows = math.ceil(len(regions) / _MAX_PANEL_COLUMNS)
     panel_columns = math.ceil(len(regions) / panel_rows)
-    height = _panel_height(table) * panel_rows + 0.5
+    height = _compute_panel_height(table) * panel_rows + 0.5
     width = max(2.5 * panel_columns + 1.6, MIN_WIDTH)
     figure = create_figure(width, height)
     axes = figure.subplots(panel_rows, panel_columns, sharey=True, squeeze=False)
@@ -280,11 +280,11 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
         aspect=7 * min(height, 5.0),
     )
     max_letters = int(LETTERS_PER_INCH * width)
-    figure.suptitle(_scorecard_title(table, reference, bool(significant.any()), max_letters))
+    figure.suptitle(_format_scorecard_title(table, reference, bool(significant.any()), max_letters))
     return figure
 
 
-def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool, max_letters: int) -> str:
+def _format_scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool, max_letters: int) -> str:
     """Return the title of a scorecard, divided into several lines if it has more than `max_letters` letters.
 
     Args:
@@ -304,7 +304,7 @@ def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool
     return f"{wrap_text(title, max_letters)}\n{note}"
 
 
-def _panel_height(table: ScoreTable) -> float:
+def _compute_panel_height(table: ScoreTable) -> float:
     """Return the height in inches of a panel of a scorecard, including its title and the labels of its lead times."""
     # 0.24 is the height of a row, and 1.2 is the height of all other parts.
     return 0.24 * len(scorecard_rows(table)) + 1.2

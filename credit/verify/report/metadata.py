@@ -138,7 +138,7 @@ def describe_forecasts(
     return described
 
 
-def is_prescribed(forcing: str) -> bool:
+def has_prescribed_forcing(forcing: str) -> bool:
     """Return True if a value of ``prescribed_forcing`` (see `describe_forecasts`) contains the name of a variable."""
     return forcing not in (_NONE, _UNKNOWN)
 

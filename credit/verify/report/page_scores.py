@@ -57,7 +57,7 @@ class PageBudget:
     seasons: bool = True
     season_intervals: bool = True
 
-    def leads(self, num_leads: int) -> list[int]:
+    def lead_indices(self, num_leads: int) -> list[int]:
         """Return the indices of the lead times that are kept, increasing, out of `num_leads`."""
         return sorted({0, *range(num_leads - 1, -1, -self.lead_stride)})
 
@@ -137,7 +137,7 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
     data = table.dataset
     scores = list_report_scores(table)
     budget = _choose_budget(table, max_values)
-    leads = budget.leads(len(table.lead_hours))
+    leads = budget.lead_indices(len(table.lead_hours))
     season_index = range(1)
     if budget.seasons:
         season_index = range(len(table.seasons))
@@ -186,7 +186,7 @@ def _pack_all_curves(
 
     The curves are nested lists with the levels season, forecast (in the scorecard: reference), row and region.
     """
-    leads = budget.leads(len(table.lead_hours))
+    leads = budget.lead_indices(len(table.lead_hours))
     curves = {}
     for score, suffix, all_seasons_only in _list_scores_and_bounds(scores, budget):
         curves_by_season = []
@@ -224,7 +224,7 @@ def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
     strides = [2**power for power in range(num_leads.bit_length())]
     budgets = [PageBudget()]
     for stride in strides:
-        if len(PageBudget(stride).leads(num_leads)) >= min(_MIN_LEADS, num_leads):
+        if len(PageBudget(stride).lead_indices(num_leads)) >= min(_MIN_LEADS, num_leads):
             budgets.append(PageBudget(stride, seasons=True, season_intervals=False))
     budgets += [PageBudget(stride, seasons=False, season_intervals=False) for stride in strides]
     for budget in budgets:
@@ -242,7 +242,7 @@ def _count_values(table: ScoreTable, budget: PageBudget) -> int:
         num_seasons = 1 if all_seasons_only else all_seasons
         num_score_rows = _count_rows(table) if score.rows is None else len(score.rows)
         num_curves += num_seasons * len(table.forecasts) * num_score_rows
-    return num_curves * len(table.regions) * len(budget.leads(len(table.lead_hours)))
+    return num_curves * len(table.regions) * len(budget.lead_indices(len(table.lead_hours)))
 
 
 def _count_rows(table: ScoreTable) -> int:
@@ -369,7 +369,7 @@ def superscript_units(units: str) -> str:
 
 
 def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[str]) -> str:
-    """Return a sentence that lists the scores only in scores.nc and scores.csv; `metrics` are those of the page."""
+    """Return a sentence with the scores in scores.nc and scores.csv that are not in the page with these `metrics`."""
     data = table.dataset
     page_variables = (*metrics, *WIND_NAMES.values(), SHORT_WAVES)
     left_out_scores = []
@@ -385,7 +385,7 @@ def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[
     if left_out_scores:
         left_out.append(f"the scores {', '.join(left_out_scores)}")
     num_leads = len(table.lead_hours)
-    num_missing_leads = num_leads - len(budget.leads(num_leads))
+    num_missing_leads = num_leads - len(budget.lead_indices(num_leads))
     if num_missing_leads:
         left_out.append(f"{num_missing_leads} of the {num_leads} lead times")
     for name in metrics:

@@ -89,7 +89,7 @@ def write_report(
         packed=encode_page_scores(page),
         left_out=left_out,
         significance=table.describe_significance(against or BEST_BASELINE),
-        terms=_list_terms(page),
+        terms=_list_glossary_terms(page),
         forecasts=[table.display_name(name) for name in table.forecasts],
         plain=_tabulate_main_scores(table),
         figures=embed_figures(images),
@@ -206,7 +206,7 @@ def _list_metadata(
     return facts
 
 
-def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_glossary_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the glossary of the report, (term, explanation) of each score, statistical term and baseline.
 
     Args:

@@ -15,7 +15,7 @@ from credit import __version__
 from credit.channels import Channel
 from credit.config.sections.data import DataConfig
 from credit.data.climatology.stored import describe_stored
-from credit.data.formats.unit_checks import find_implausible_units
+from credit.data.formats.unit_checks import describe_implausible_variables
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description
 from credit.drawing.maps import MapBackground
 from credit.drawing.style import save_figure
@@ -54,7 +54,7 @@ def write_data_report(config: DataConfig) -> Path:
     values_TCHW = np.stack([reader.read(int(index))[:, ::stride, ::stride] for index in time_index])
     # The notices name times that were left out and values that are implausible in their units.
     notices = [f"{when} was left out: {text}" for when, text in description.get("bad_times", {}).items()]
-    notices += find_implausible_units(field_CHW, reader, config, map_time)
+    notices += describe_implausible_variables(field_CHW, reader, config, map_time)
     text = render_template(
         "data_report.html.j2",
         title=path.name,

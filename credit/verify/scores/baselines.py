@@ -100,7 +100,7 @@ def fit_damping(
     train_times = times[(times >= train.first) & (times <= train.last)]
     sample = np.unique(np.linspace(0, len(train_times) - 1, _DAMPING_SAMPLES).astype(int))
     initial_times = train_times[sample]
-    fit = _AnomalyProductSums(fields, climatology, set(train_times.tolist()), leads.tolist(), area_mean)
+    fit = _AnomalyProducts(fields, climatology, set(train_times.tolist()), leads.tolist(), area_mean)
 
     def fit_share(rank: int, num_ranks: int) -> dict[int, np.ndarray]:
         share = np.array_split(initial_times, num_ranks)[rank]
@@ -109,7 +109,7 @@ def fit_damping(
         group_size = max(1, _ANOMALY_BYTES // (4 * area_mean.valid_CP.size))
         sums = {}
         for group in np.split(share, range(group_size, len(share), group_size)):
-            sums |= fit.anomaly_sums(group.tolist(), hide_progress=rank > 0)
+            sums |= fit.average_anomaly_products(group.tolist(), hide_progress=rank > 0)
         return sums
 
     # The sums of all initial times are added in chronological order.
@@ -124,7 +124,7 @@ def fit_damping(
 
 
 @dataclass(frozen=True)
-class _AnomalyProductSums:
+class _AnomalyProducts:
     """Computation of global means of products of anomalies, to which the damping is fitted.
 
     Attributes:
@@ -141,7 +141,7 @@ class _AnomalyProductSums:
     leads: Sequence[int]
     area_mean: AreaMean
 
-    def anomaly_sums(self, initial_times: Sequence[int], hide_progress: bool) -> dict[int, np.ndarray]:
+    def average_anomaly_products(self, initial_times: Sequence[int], hide_progress: bool) -> dict[int, np.ndarray]:
         """Return initial time -> (2, L, C) global means of products of anomalies.
 
         Row 0 is the product of the anomalies at the initial time and at the valid time. Row 1 is the squared anomaly at
@@ -178,7 +178,7 @@ class _AnomalyProductSums:
             if minutes in pairs_by_valid_time:
                 pairs = pairs_by_valid_time[minutes]
                 initial_anomalies = [states[initial].anomaly for initial, _ in pairs]
-                products = self._products(initial_anomalies, reference)
+                products = self._average_products_at(initial_anomalies, reference)
                 for (initial, number), product_C in zip(pairs, products, strict=True):
                     sums[initial][0, number] = product_C
                     # The globe is the only region, so its index is 0.
@@ -191,7 +191,7 @@ class _AnomalyProductSums:
                 states[minutes] = BaselineState.build(self.area_mean, reference)
         return sums
 
-    def _products(self, initial_anomalies: Sequence[np.ndarray], reference: ReferenceFields) -> np.ndarray:
+    def _average_products_at(self, initial_anomalies: Sequence[np.ndarray], reference: ReferenceFields) -> np.ndarray:
         """Return the global means of the products of several initial anomalies with the anomaly at one valid time.
 
         Args:

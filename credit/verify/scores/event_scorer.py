@@ -21,7 +21,12 @@ from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scores.climatological_sample import WITHIN_DAYS, ClimatologicalSample
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsStatistics
-from credit.verify.scores.thresholds import EventThresholds, build_events, find_precipitation_channels, has_climate
+from credit.verify.scores.thresholds import (
+    EventThresholds,
+    build_events,
+    find_precipitation_channels,
+    has_enough_climate_times,
+)
 from credit.verify.statistics.area_mean import AreaMean
 
 logger = logging.getLogger(__name__)
@@ -98,7 +103,7 @@ class EventScorer:
         )
         # The climate is needed at the valid times of all cases and lead times.
         valid_times = np.unique(sample.cases[:, None] + sample.leads)
-        self._has_climate = has_climate(
+        self._has_climate = has_enough_climate_times(
             self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar
         )
         if self._has_climate:
@@ -125,7 +130,7 @@ class EventScorer:
             cached_seasons=1 + max(num_seasons_of_groups),
         )
 
-    def empty(
+    def create_statistics(
         self, cases: np.ndarray, num_leads: int, num_members: Mapping[str, int]
     ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
         """Return new statistics of events and SEEPS for each forecast and baseline; all values are NaN.

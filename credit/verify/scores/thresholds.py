@@ -174,7 +174,7 @@ def find_precipitation_channels(
     return precipitation
 
 
-def has_climate(
+def has_enough_climate_times(
     events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
     """Return True if the training period has enough times to estimate the climate at every valid time.
@@ -238,7 +238,7 @@ class EventThresholds:
         self._climate = climate
         self._climate_index = climate_index
         self._cells = cells
-        self._compute_cached = lru_cache(maxsize=cached_seasons)(self._compute)
+        self._compute_cached = lru_cache(maxsize=cached_seasons)(self._compute_thresholds)
 
     def thresholds_at(self, minutes: int) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
         """Return the thresholds and climatological probabilities at a valid time in minutes.
@@ -254,7 +254,7 @@ class EventThresholds:
             return self._compute_cached(None)
         return self._compute_cached(self._climate.season_of(minutes))
 
-    def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
+    def _compute_thresholds(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
         """Return the result of `thresholds_at` for a season; the season is None without a climate."""
         # Without a climate, all events have fixed thresholds, and precipitation has no thresholds.
         if self._climate is None or season is None:

@@ -66,7 +66,7 @@ def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
         lead_minutes: lead time in minutes.
     """
     span = max(_MIN_BLOCK_MINUTES, lead_minutes + _MINUTES_BEYOND_LEAD)
-    # For each case, the number of cases from it on that start within the span.
+    # Number of cases from each case (inclusive) to the end of a span that begins with this case.
     cases_within_span = np.searchsorted(initial_times, initial_times + span) - np.arange(len(initial_times))
     return int(cases_within_span.max())
 
@@ -106,7 +106,7 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         return {}
     # The mean of a statistic over a resample follows from the sums over all possible blocks and the number of times
     # that the resample contains each block.
-    num_draws = _count_draws(num_cases, num_blocks)
+    num_draws = _count_sampled_blocks(num_cases, num_blocks)
     cases = {}
     case_means = {}
     resampled_means = {}
@@ -181,7 +181,7 @@ def compute_seasonal_scores(
 
 
 @lru_cache(maxsize=4)
-def _count_draws(num_cases: int, num_blocks: int) -> np.ndarray:
+def _count_sampled_blocks(num_cases: int, num_blocks: int) -> np.ndarray:
     """Return how often each bootstrap resample contains the block that starts at each case.
 
     Args:

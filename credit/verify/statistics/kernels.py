@@ -178,18 +178,18 @@ def error_sums(
                 y = truth_block[k, :cells]
                 climatology = climatology_block[k, :cells]
                 is_valid = valid[c, start:stop]
-                _load(truth[c, start:stop], is_valid, is_masked[c], y)
+                _copy_valid_cells(truth[c, start:stop], is_valid, is_masked[c], y)
                 _load_climatology(weights, terms, c, start, is_valid, is_masked[c], climatology)
                 _add_anomaly(y, climatology, out[k, :, s])
                 for f in range(num_forecasts):
                     x = forecast_block[f, k, :cells]
-                    _load(forecasts[f][c, start:stop], is_valid, is_masked[c], x)
+                    _copy_valid_cells(forecasts[f][c, start:stop], is_valid, is_masked[c], x)
                     _add_error(x, y, climatology, out[k, NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * f :, s])
                 if has_baselines:
                     damped = forecast_block[num_forecasts, k, :cells]
                     anomaly = initial_anomaly[c, start:stop]
-                    _add_damped(anomaly, damping[c], y, climatology, damped, out[k, damped_row:, s])
-                    _load(climatology, is_valid, False, forecast_block[num_forecasts + 1, k, :cells])
+                    _add_damped_persistence(anomaly, damping[c], y, climatology, damped, out[k, damped_row:, s])
+                    _copy_valid_cells(climatology, is_valid, False, forecast_block[num_forecasts + 1, k, :cells])
             # The blocks now contain both components, so the lengths of the vectors can be computed.
             if len(lengths) > 0:
                 truth_u, truth_v = truth_block[0, :cells], truth_block[1, :cells]
@@ -202,7 +202,7 @@ def error_sums(
 
 
 @_inlined
-def _load(field: np.ndarray, is_valid: np.ndarray, is_masked: bool, out: np.ndarray) -> None:
+def _copy_valid_cells(field: np.ndarray, is_valid: np.ndarray, is_masked: bool, out: np.ndarray) -> None:
     """Copy a field into `out` and set masked cells to 0."""
     for i in range(len(out)):
         out[i] = field[i]
@@ -215,7 +215,7 @@ def _load_climatology(
     weights: np.ndarray, terms: tuple[np.ndarray, ...], c: int, start: int, is_valid: np.ndarray, is_masked: bool,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the climatology of channel `c` in the block that begins at cell `start` into `out`.
+    """Write the climatology of channel `c` into `out`, for the `len(out)` adjacent cells from cell `start` on.
 
     The climatology is the weighted sum of its terms. Masked cells are set to 0.
     """
@@ -243,7 +243,7 @@ def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
 
 @_inlined
 def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
-    """Add the sums of the truth's anomaly, of the squared anomaly and of the absolute anomaly to `out`."""
+    """Add the sums over cells of the truth's anomaly, squared anomaly and absolute anomaly to `out`."""
     total = square = absolute = 0.0
     for i in range(len(truth)):
         anomaly = np.float64(truth[i]) - np.float64(climatology[i])
@@ -257,7 +257,7 @@ def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) ->
 
 @_inlined
 def _add_error(forecast: np.ndarray, truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
-    """Add the sums of error, squared error, error times truth's anomaly, and absolute error to `out`."""
+    """Add the sums over cells of error, squared error, error times truth's anomaly, and absolute error to `out`."""
     total = square = product = absolute = 0.0
     for i in range(len(forecast)):
         y = np.float64(truth[i])
@@ -273,11 +273,11 @@ def _add_error(forecast: np.ndarray, truth: np.ndarray, climatology: np.ndarray,
 
 
 @_inlined
-def _add_damped(
+def _add_damped_persistence(
     initial_anomaly: np.ndarray, damping: float, truth: np.ndarray, climatology: np.ndarray, damped: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the sums of damped persistence (see NUM_DAMPED_SUMS) to `out`, and write its field into `damped`."""
+    """Add the sums over cells of damped persistence (see NUM_DAMPED_SUMS) to `out`; write its field into `damped`."""
     product = square = absolute = 0.0
     for i in range(len(initial_anomaly)):
         first_anomaly = np.float64(initial_anomaly[i])
@@ -308,7 +308,7 @@ def _add_lengths(
     u: np.ndarray, v: np.ndarray, truth_u: np.ndarray, truth_v: np.ndarray, truth_length: np.ndarray,
     scale: np.float32, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add two sums to `out`: forecast length minus true length, and length of the error vector.
+    """Add two sums over cells to `out`: forecast length minus true length, and length of the error vector.
 
     Lengths are multiplied by `scale`. Square roots are computed in the precision of the fields, because square roots in
     float64 would take most of the time.

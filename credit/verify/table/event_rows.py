@@ -117,7 +117,7 @@ class EventResults:
             if np.isfinite(results["difference"]).any():
                 by_channel = {}
                 for name, values in results.items():
-                    by_channel[name] = self._to_channels(values, num_channels)
+                    by_channel[name] = self._expand_to_channels(values, num_channels)
                 comparisons[SEEPS] = "channel", by_channel
         return comparisons
 
@@ -187,7 +187,7 @@ class EventResults:
         statistics = {**self.event_statistics, "climatology": climatology}
         return {name: (events, range(len(self.events))) for name, events in statistics.items()}
 
-    def _to_channels(self, values: np.ndarray, num_channels: int) -> np.ndarray:
+    def _expand_to_channels(self, values: np.ndarray, num_channels: int) -> np.ndarray:
         """Expand values of the SEEPS channels to all C channels, with NaN for channels without SEEPS.
 
         Args:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit.config.sections.verification import BASELINES, BEST_BASELINE, REGIONS
 from credit.utils.atomic import atomic_write
-from credit.verify.report.metadata import is_prescribed
+from credit.verify.report.metadata import has_prescribed_forcing
 from credit.verify.significance.bootstrap import INTERVAL_SUFFIXES, METRICS_WITH_INTERVAL
 from credit.verify.significance.comparison import MIN_BLOCKS_FOR_SIGNIFICANCE
 from credit.verify.statistics.seasons import ALL_SEASONS
@@ -112,7 +112,7 @@ class ScoreTable:
 
     @property
     def n_blocks(self) -> list[int]:
-        """Number of blocks of days at each lead time, for all seasons together."""
+        """Number of blocks of contiguous cases at each lead time, which intervals and tests use, for all seasons."""
         return self.dataset["n_blocks"].values[0].tolist()
 
     @property
@@ -169,7 +169,7 @@ class ScoreTable:
                 warnings.append(f"{text}.")
         for name in self.candidates:
             forcing = self.forecast_attribute("prescribed_forcing", name)
-            if is_prescribed(forcing):
+            if has_prescribed_forcing(forcing):
                 warnings.append(
                     f"Prescribed forcing of {self.display_name(name)}: {forcing} was read from the analysis after the "
                     "initial time, which a real forecast does not have."
@@ -215,7 +215,7 @@ class ScoreTable:
             ValueError: if the table has no such forecast, channel, event, region or season.
         """
         metric, _, event = metric.partition(":")
-        row = self._find_row(channel, event)
+        row = self._find_row_index(channel, event)
         index = self.forecasts.index(forecast), self.seasons.index(season), row
         return self.dataset[metric].values[(*index, slice(None), self.regions.index(region))]
 
@@ -235,18 +235,18 @@ class ScoreTable:
         """
         result, _, event = result.partition(":")
         reference_index = self.dataset["reference"].values.tolist().index(reference)
-        row = self._find_row(channel, event)
+        row = self._find_row_index(channel, event)
         index = reference_index, self.seasons.index(ALL_SEASONS), row
         return self.dataset[result].values[(*index, slice(None), self.regions.index(region))]
 
-    def _find_row(self, channel: str, event: str) -> int:
+    def _find_row_index(self, channel: str, event: str) -> int:
         """Return the index of an event in `events` or, if `event` is "", the index of a channel in `channels`."""
         if event:
             return self.events.index(event)
         return self.channels.index(channel)
 
     def summary_leads(self) -> list[float]:
-        """Return the lead times of summaries in hours: the scored ones of 6, 12, 24, 48, ...; without any, all."""
+        """Return the lead times in summaries, in hours: the scored ones among 6, 12, 24, 48, ...; if none, all."""
         summary_leads = [hours for hours in self.lead_hours if hours in _SUMMARY_LEADS]
         return summary_leads or self.lead_hours
 

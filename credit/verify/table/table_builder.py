@@ -231,11 +231,11 @@ def _build_comparison_variables(
         adjusted = adjust_scorecard(p_values, n_blocks)
         for (score, (dim, results)), significance in zip(scores.items(), adjusted, strict=True):
             for result, values in {**results, **significance}.items():
-                variables |= _split_rows(comparison_name(score, result), dim, values, axes.num_channels)
+                variables |= _split_channels_and_winds(comparison_name(score, result), dim, values, axes.num_channels)
     return variables
 
 
-def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> Variables:
+def _split_channels_and_winds(name: str, dim: str, values: np.ndarray, num_channels: int) -> Variables:
     """Return the variables of scores.nc that contain one result of the comparison.
 
     Args:

@@ -12,7 +12,7 @@ from credit.train.monitor import usage
 
 
 class FakeEnergyMeter:
-    """Replacement for `credit.train.monitor.gpu_energy.EnergyMeter`."""
+    """Replacement for `credit.train.monitor.gpu_energy.RankEnergyMeter`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,4 +22,4 @@ class FakeEnergyMeter:
         return 100.0 * (current_rank() + 1)
 
 
-usage.EnergyMeter = FakeEnergyMeter
+usage.RankEnergyMeter = FakeEnergyMeter

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from credit.data.sources.levels.vertical_layers import VerticalLayers
-from credit.forecast.postprocess.budgets import ColumnIntegrator, close_dry_mass, integrate_dry_mass
+from credit.forecast.postprocess.budgets import ColumnIntegrator, close_dry_mass, compute_global_mean_dry_mass
 from credit.forecast.postprocess.hyperdiffusion import WaveFilter
 from credit.grid import LatLonGrid
 from credit.parallel.domain.division import divide_field
@@ -47,7 +47,7 @@ def compare_dry_mass(num_parts: tuple[int, int]) -> dict[str, float]:
         def close(x_BCHW: Tensor) -> Tensor:
             pressure_BHW = 1e5 * (1 + 0.01 * x_BCHW[:, 0])
             water_BKHW = 0.01 * x_BCHW.square()
-            target_B = integrate_dry_mass(columns, pressure_BHW, water_BKHW).detach() * 1.01
+            target_B = compute_global_mean_dry_mass(columns, pressure_BHW, water_BKHW).detach() * 1.01
             return close_dry_mass(columns, target_B, pressure_BHW, water_BKHW)[:, None]
 
         return close

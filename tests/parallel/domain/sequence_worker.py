@@ -90,7 +90,7 @@ def broken(mutation: str) -> Iterator[None]:
     patches: dict[str, tuple[Any, str, Any]] = {
         # Norms and biases keep the gradient of the tokens of one rank.
         "whole weights": (sequence_parallel.GradientAverage, "_average", lambda average: average._reduced.clear()),
-        "split weights": (tensor_parallel, "_average_over_tokens", lambda weight, group: weight),
+        "split weights": (tensor_parallel, "_scale_weight_gradient", lambda weight, group: weight),
         "position bias": (
             tensor_parallel, "_average_gradient_of_output", tensor_parallel._sum_gradient_of_output,
         ),

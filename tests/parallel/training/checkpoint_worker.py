@@ -28,7 +28,7 @@ from credit.parallel.dtensor import local_shard
 from credit.train.checkpoint import checkpoint, retention
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
-from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights
+from credit.train.checkpoint.resume import choose_checkpoint, find_weights_file
 from credit.train.checkpoint.sharded.reader import read_into
 
 RANKS = 4
@@ -128,8 +128,8 @@ def require_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 
 def fill(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
-    """Give the model its values through `load_state`, the rest by arithmetic on DTensors."""
-    checkpoint.load_state(model, {name: expected[name] for name in model.state_dict()}, folder)
+    """Give the model its values through `copy_complete_tensors`, the rest by arithmetic on DTensors."""
+    checkpoint.copy_complete_tensors(model, {name: expected[name] for name in model.state_dict()}, folder)
     with torch.no_grad():
         for name in state:
             if name.endswith("/exp_avg"):
@@ -270,7 +270,7 @@ def check_weights_file(folder: Path) -> None:
         save_file(values(build_unsharded()), path)
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
     assert choose_checkpoint(config, folder / "new") is None
-    assert find_initial_weights(config, None) == path
+    assert find_weights_file(config, None) == path
     assert "absent.pt: cannot be read" in error_of(lambda: load_weights_file(model, path, seed=0))
     if has_file:
         path.write_bytes(b"nothing")

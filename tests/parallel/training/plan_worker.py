@@ -60,7 +60,7 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
     step = TrainingStep(build_objective(conf.objective, context), optimizer, average, settings)
 
     def take(number: int) -> None:
-        step(step_builder._batches(rollout, grid_shape, lambda: None), number, 1e-3)
+        step(step_builder._zero_batches(rollout, grid_shape, lambda: None), number, 1e-3)
 
     take(0)
     optimizer._optimizer_step_pre_hooks.clear()

@@ -177,7 +177,12 @@ def test_overrides_with_an_effect(folder: Path, fields: xr.Dataset, model: credi
 def test_a_network_without_attributes_gets_those_of_the_data(model: credit.Model, fields: xr.Dataset) -> None:
     loaded = model._loaded
     bare = LoadedModel(
-        replace(loaded.assets, attributes={}), loaded._build_network, loaded.path, 2, loaded.weights, loaded.device
+        replace(loaded.assets, attributes={}),
+        loaded._build_network,
+        loaded.path,
+        2,
+        loaded.weights_checksum,
+        loaded.device,
     )
     assert bare.network is None
     imported = credit.Model(bare, model._raw_config, model._trained_config)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.api.datasets import find_valid_times, open_dataset
+from credit.api.datasets import find_valid_times, open_dataset_reader
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config
 
@@ -42,7 +42,7 @@ def test_packed_values() -> None:
     dataset = build_dataset()
     dataset["t2m"].attrs["scale_factor"] = 0.1
     with pytest.raises(DataError, match="initial: t2m has the attribute scale_factor, so its values are packed"):
-        open_dataset(make_config("unused", p2=["t2m"]), dataset, "initial")
+        open_dataset_reader(make_config("unused", p2=["t2m"]), dataset, "initial")
 
 
 def test_order_and_calendar() -> None:
@@ -52,7 +52,7 @@ def test_order_and_calendar() -> None:
         longitude=(dataset["longitude"] + 180) % 360 - 180
     )
     for fields in (dataset, turned.sortby("longitude"), turned.convert_calendar("noleap", use_cftime=True)):
-        reader = open_dataset(make_config("unused", p2=["t2m"]), fields, "initial")
+        reader = open_dataset_reader(make_config("unused", p2=["t2m"]), fields, "initial")
         values = reader.read(1)
         assert values[0, 0, 0] == 300.0 and (values == 280.0).sum() == 8 * 16 - 1
         assert len(reader.times) == 2

@@ -60,7 +60,7 @@ def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
         with pytest.raises(BrokenPipeError):
-            main._run_with_readable_output(broken)
+            main._run_tolerating_closed_pipe(broken)
 
 
 @pytest.mark.parametrize("given", ["inference.initial_times.every=24h", "inference.initial_times=[2000-01-08]"])

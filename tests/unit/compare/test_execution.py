@@ -13,12 +13,12 @@ import pytest
 
 from credit.compare.execution import (
     DONE,
+    ComparisonPart,
     Executor,
-    Part,
+    HostSlots,
     RunningPart,
-    Slots,
     describe_failure,
-    divide_host,
+    divide_host_into_slots,
     exit_on_sigterm,
     start_process,
     stop_parts,
@@ -37,7 +37,7 @@ def test_a_part_is_done_once_and_repeated_if_its_inputs_change(tmp_path: Path, m
         return FinishedProcess(0)
 
     monkeypatch.setattr("credit.compare.execution.start_process", start)
-    part = Part("score a", "verify", tmp_path / "a.yml", ("seed=1",), result, depends_on=("x",))
+    part = ComparisonPart("score a", "verify", tmp_path / "a.yml", ("seed=1",), result, depends_on=("x",))
     assert Executor(tmp_path).run(part) and Executor(tmp_path).run(part)
     assert calls == ["seed=1"]
     assert Executor(tmp_path).run(dataclasses.replace(part, overrides=("seed=2",)))
@@ -65,7 +65,7 @@ def test_a_failure_is_named_with_its_message_and_log(tmp_path: Path) -> None:
 def test_the_failed_part_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exit_codes = iter([1, 85, 0])
     monkeypatch.setattr("credit.compare.execution.start_process", lambda *arguments: FinishedProcess(next(exit_codes)))
-    part = Part("train a", "train", tmp_path / "a.yml", (), tmp_path)
+    part = ComparisonPart("train a", "train", tmp_path / "a.yml", (), tmp_path)
     executor = Executor(tmp_path)
     assert [executor.run(part) for _ in range(3)] == [False, False, True]
     executor.mark_failed(part, "STATUS is requeue")
@@ -84,7 +84,7 @@ stop_file.with_name("saved").touch()
 """
 
 
-class ScriptPart(Part):
+class ScriptPart(ComparisonPart):
     """A part whose process runs a Python script, with the name of the file STOP as its argument."""
 
     def command_line(self) -> list[str]:
@@ -100,7 +100,7 @@ def test_an_interrupted_comparison_stops_its_processes(tmp_path: Path) -> None:
     # Other commands have nothing to save, and are terminated.
     scoring = ScriptPart("score a", "verify", tmp_path, ("import time; time.sleep(60)",), tmp_path / "scores.nc")
     with pytest.raises(SystemExit) as exit_request, exit_on_sigterm():
-        Executor(tmp_path, Slots(2)).run_all([scoring, training])
+        Executor(tmp_path, HostSlots(2)).run_all([scoring, training])
     assert exit_request.value.code == 143
     assert (tmp_path / "saved").exists() and not (tmp_path / "STOP").exists()
     assert signal.getsignal(signal.SIGTERM) == handler
@@ -109,7 +109,7 @@ def test_an_interrupted_comparison_stops_its_processes(tmp_path: Path) -> None:
 
 
 def test_a_part_without_a_folder_is_terminated(tmp_path: Path) -> None:
-    part = Part("train a", "train", tmp_path, (), tmp_path / "missing" / "summary.json")
+    part = ComparisonPart("train a", "train", tmp_path, (), tmp_path / "missing" / "summary.json")
     process = start_process([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", os.environ)
     stop_parts([RunningPart(part, 0, process, 0.0)])
     assert process.returncode == -signal.SIGTERM
@@ -132,7 +132,7 @@ sys.exit({code})
         parts.append(ScriptPart(f"train {name}", "train", tmp_path, (text,), tmp_path / f"run_{name}" / "summary.json"))
         parts[-1].result.parent.mkdir()
         parts[-1].result.touch()
-    slots = Slots(2, num_threads=3, devices=["4", "5", "6", "7"])
+    slots = HostSlots(2, num_threads=3, devices=["4", "5", "6", "7"])
     executor = Executor(tmp_path, slots)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
@@ -147,7 +147,7 @@ sys.exit({code})
 def test_a_part_without_its_result_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credit.compare.execution.start_process", lambda *arguments: FinishedProcess(0))
     executor = Executor(tmp_path)
-    assert not executor.run(Part("train a", "train", tmp_path / "a.yml", (), tmp_path / "summary.json"))
+    assert not executor.run(ComparisonPart("train a", "train", tmp_path / "a.yml", (), tmp_path / "summary.json"))
     (failure,) = executor.list_failures()
     assert f"train a failed: {tmp_path}/summary.json is missing" in failure
 
@@ -163,7 +163,7 @@ def test_an_error_stops_the_other_processes(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Executor, "save", fail)
     with pytest.raises(OSError, match="no space left"):
-        Executor(tmp_path, Slots(2)).run_all([slow, quick])
+        Executor(tmp_path, HostSlots(2)).run_all([slow, quick])
     assert [running_part.part.name for running_part in stopped] == ["score a"]
     stop_parts(stopped)
     assert stopped[0].process.returncode == -signal.SIGTERM
@@ -173,21 +173,21 @@ def test_the_host_is_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert divide_host(1, 4) == Slots()
-    assert divide_host(4, 2) == Slots(4, 2, [])
-    assert divide_host(16, 4) == Slots(16, 1, [])
+    assert divide_host_into_slots(1, 4) == HostSlots()
+    assert divide_host_into_slots(4, 2) == HostSlots(4, 2, [])
+    assert divide_host_into_slots(16, 4) == HostSlots(16, 1, [])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert divide_host(2, 2) == Slots(2, 4, ["0", "1", "2", "3"])
-    assert divide_host(3, 1).devices == ["0", "1", "2"]
+    assert divide_host_into_slots(2, 2) == HostSlots(2, 4, ["0", "1", "2", "3"])
+    assert divide_host_into_slots(3, 1).devices == ["0", "1", "2"]
     # The GPUs of a job on a cluster may have other numbers.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,6,7")
-    assert divide_host(2, 1).devices == ["2", "3"]
+    assert divide_host_into_slots(2, 1).devices == ["2", "3"]
     with pytest.raises(ConfigError, match="--jobs 3 --ranks 2: need 6 GPUs, but this host has 4"):
-        divide_host(3, 2)
+        divide_host_into_slots(3, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,9")
     with pytest.raises(ConfigError, match="names 2 GPUs, but torch finds 4"):
-        divide_host(2, 1)
+        divide_host_into_slots(2, 1)
     # A smaller number of threads from the user is kept, but not one that is meant for a single process.
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert Slots(2, 8).build_environment(1)["OMP_NUM_THREADS"] == "5"
-    assert Slots(4, 2).build_environment(1)["OMP_NUM_THREADS"] == "2"
+    assert HostSlots(2, 8).build_environment(1)["OMP_NUM_THREADS"] == "5"
+    assert HostSlots(4, 2).build_environment(1)["OMP_NUM_THREADS"] == "2"

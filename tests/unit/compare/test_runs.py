@@ -47,8 +47,8 @@ def test_other_differences_are_allowed_and_listed() -> None:
     ]
     require_comparable(*runs)
     train = ["['2000-01-01', '2000-12-31']", "['2000-02-01', '2000-12-31']"]
-    assert list_differences(runs, is_trained=True) == [("data.splits.train", train)]
-    assert list_differences(runs, is_trained=False) == [
+    assert list_differences(runs, trains_runs=True) == [("data.splits.train", train)]
+    assert list_differences(runs, trains_runs=False) == [
         ("data.splits.train", train),
         ("trainer.max_steps", ["800", "9"]),
     ]
@@ -63,8 +63,8 @@ def test_names_are_distinct_and_free(tmp_path: Path) -> None:
         ([first, write_config(tmp_path, "logs")], "for example logs_run"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_compared_runs(sources, [], is_trained=True)
-    runs = load_compared_runs([first, write_config(tmp_path, "b c")], ["inference.lead_time=24h"], is_trained=True)
+            load_compared_runs(sources, [], trains_runs=True)
+    runs = load_compared_runs([first, write_config(tmp_path, "b c")], ["inference.lead_time=24h"], trains_runs=True)
     assert [run.name for run in runs] == ["a", "b_c"]
     assert {run.config.inference.lead_time for run in runs} == {"24h"}
 
@@ -72,11 +72,11 @@ def test_names_are_distinct_and_free(tmp_path: Path) -> None:
 def test_a_run_that_is_taken_as_it_is_must_be_done(tmp_path: Path) -> None:
     sources = [write_config(tmp_path, "a"), write_config(tmp_path, "b")]
     with pytest.raises(ConfigError, match="STATUS of .*runs/a is missing"):
-        load_compared_runs(sources, [], is_trained=False)
+        load_compared_runs(sources, [], trains_runs=False)
     for name in ("a", "b"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "STATUS").write_text(json.dumps({"status": "done"}))
-    runs = load_compared_runs(sources, [], is_trained=False)
+    runs = load_compared_runs(sources, [], trains_runs=False)
     assert [run.run_folder for run in runs] == [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]
 
 

@@ -11,10 +11,10 @@ import pytest
 from credit.compare import stability
 from credit.compare.stability import (
     StabilityCurve,
-    measure_fields,
+    compute_deviations,
+    compute_spatial_deviation,
     measure_long_run,
-    require_long_run,
-    spatial_deviation,
+    require_valid_long_run_length,
 )
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
@@ -27,7 +27,7 @@ def test_the_deviation_is_weighted_by_area_and_leaves_missing_cells_out() -> Non
     sine = np.sin(np.deg2rad(GRID.lat))[:, None] * np.ones(180)
     # The variance of the sine of latitude over the sphere is 1/3.
     masked = np.where(np.deg2rad(GRID.lat)[:, None] * np.ones(180) < 0, np.nan, 3.0)
-    deviations = spatial_deviation(np.stack([5 + 2 * sine, masked]).astype(np.float32), GRID)
+    deviations = compute_spatial_deviation(np.stack([5 + 2 * sine, masked]).astype(np.float32), GRID)
     assert deviations[0] == pytest.approx(2 / np.sqrt(3), rel=1e-3)
     assert deviations[1] == pytest.approx(0, abs=1e-6)
 
@@ -50,7 +50,7 @@ def test_eddies_are_deviations_from_the_zonal_mean() -> None:
     # The variance of cos(latitude) sin(longitude) over the sphere is 1/3, and its mean along each row is 0.
     wave = np.cos(np.deg2rad(GRID.lat))[:, None] * np.sin(np.deg2rad(GRID.lon))
     zonal = np.sin(np.deg2rad(GRID.lat))[:, None] * np.ones(180)
-    field, eddies = measure_fields(np.stack([3 * zonal + wave, 3 * zonal]), GRID)
+    field, eddies = compute_deviations(np.stack([3 * zonal + wave, 3 * zonal]), GRID)
     assert field == pytest.approx([np.sqrt(10 / 3), np.sqrt(3)], rel=1e-3)
     assert eddies == pytest.approx([np.sqrt(1 / 3), 0], rel=1e-3, abs=1e-6)
 
@@ -73,7 +73,7 @@ def test_a_long_forecast_whose_weather_dies_and_that_becomes_infinite(monkeypatc
         grid=GRID, read_members=read_members,
     )  # fmt: skip
     monkeypatch.setattr(stability, "open_forecasts", lambda folder: archive)
-    deviations = measure_fields((zonal + wave)[None], GRID)[:, 0]
+    deviations = compute_deviations((zonal + wave)[None], GRID)[:, 0]
     truth = {("field", "z500"): deviations[0], ("field", "q700"): 1.0}
     truth |= {("eddies", "z500"): deviations[1], ("eddies", "q700"): 1.0}
     field, eddies = measure_long_run("a", "seed_1", Path("x"), truth)
@@ -86,6 +86,6 @@ def test_a_long_forecast_whose_weather_dies_and_that_becomes_infinite(monkeypatc
 
 def test_the_length_must_be_a_multiple_of_the_step() -> None:
     config = make_run("a").config
-    require_long_run("60d", config)
+    require_valid_long_run_length("60d", config)
     with pytest.raises(ConfigError, match="--long-run 7h: must be a multiple of data.timestep 6h"):
-        require_long_run("7h", config)
+        require_valid_long_run_length("7h", config)

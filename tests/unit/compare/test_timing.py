@@ -9,11 +9,11 @@ import pytest
 
 from credit.compare import timing
 from credit.compare.budget import StepCost
-from credit.compare.execution import Executor, Part
+from credit.compare.execution import ComparisonPart, Executor
 from credit.compare.timing import (
     TimingPlan,
     build_timing_overrides,
-    evaluate_session,
+    compute_session_costs,
     measure_step_costs,
     read_step_cost,
     rotate_order,
@@ -85,9 +85,9 @@ def test_a_run_that_is_added_later_is_timed_relative_to_an_earlier_run() -> None
         {"name": "a", "round": 1, "seconds": 2.0, "operations": 5.0},
         {"name": "b", "round": 1, "seconds": 6.0, "operations": 7.0},
     ]
-    assert evaluate_session(session, None, {})["b"] == StepCost(4.5, 7.0)
+    assert compute_session_costs(session, None, {})["b"] == StepCost(4.5, 7.0)
     earlier = {"a": StepCost(0.5, 5.0)}
-    assert evaluate_session(session, "a", earlier)["b"] == StepCost(1.5, 7.0)
+    assert compute_session_costs(session, "a", earlier)["b"] == StepCost(1.5, 7.0)
 
 
 def test_timings_are_kept_and_a_failing_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_timings_are_kept_and_a_failing_run_is_left_out(tmp_path: Path, monkeypa
     again = measure_step_costs(runs[::2], paths, TimingPlan(6, 3, 1), Executor(tmp_path), tmp_path)
     assert again == costs and trained == []
     assert not (tmp_path / "timing").exists()
-    assert Part("p", "train", tmp_path, (), tmp_path, ranks=2).command_line()[1:5] == [
+    assert ComparisonPart("p", "train", tmp_path, (), tmp_path, ranks=2).command_line()[1:5] == [
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
     ]  # fmt: skip
     assert timing.rotate_order(["a"], 5) == ["a"]

@@ -23,7 +23,7 @@ def test_the_largest_batch_that_divides_a_part(limit: int, ranks: int, division:
     samples = []
     for num_groups, batch, accumulation in ((4, 3, 1), (ranks, *division)):
         sampler = ResumableSampler(100, batch, accumulation, 7, 0, 20, num_sample_groups=num_groups)
-        samples.append([sorted(sampler.samples(step)) for step in range(20)])
+        samples.append([sorted(sampler.list_samples(step)) for step in range(20)])
     assert samples[0] == samples[1]
 
 

@@ -66,12 +66,12 @@ def test_an_isothermal_dry_atmosphere_at_rest(layers: VerticalLayers) -> None:
     temperature = torch.full((2, K, H, W), 250.0)
     mean = columns.global_mean(SP)
     np.testing.assert_allclose(
-        budgets.integrate_heat(columns, SP, temperature, zero), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12
+        budgets.compute_global_mean_heat(columns, SP, temperature, zero), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12
     )
-    np.testing.assert_allclose(budgets.integrate_dry_mass(columns, SP, zero), mean / G, rtol=1e-12)
-    assert budgets.integrate_water(columns, SP, zero).eq(0).all()
+    np.testing.assert_allclose(budgets.compute_global_mean_dry_mass(columns, SP, zero), mean / G, rtol=1e-12)
+    assert budgets.compute_global_mean_water(columns, SP, zero).eq(0).all()
     ground = torch.full((H, W), 5000.0)
-    rest = budgets.integrate_other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
+    rest = budgets.compute_global_mean_other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
     np.testing.assert_allclose(rest, (5000 + 12.5) * mean / G, rtol=1e-12)
 
 
@@ -127,17 +127,17 @@ def test_gradients(layers: VerticalLayers) -> None:
     rain = random(2, H, W, seed=3)
     for tensor in (q, t, rain):
         tensor.requires_grad_()
-    target = budgets.integrate_dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
+    target = budgets.compute_global_mean_dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
 
     def close_pressure(sp, q):
         return budgets.close_dry_mass(columns, target, sp, q) / 1e5
 
     def close_rain(sp, q, rain):
-        return budgets.close_water(columns, 20 + budgets.integrate_water(columns, sp, q), rain)
+        return budgets.close_water(columns, 20 + budgets.compute_global_mean_water(columns, sp, q), rain)
 
     def close_temperature(sp, q, t):
-        heat = budgets.integrate_heat(columns, sp, t, q)
-        rest = budgets.integrate_other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
+        heat = budgets.compute_global_mean_heat(columns, sp, t, q)
+        rest = budgets.compute_global_mean_other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
         return budgets.close_energy(3e9 - rest, t, heat) / 300
 
     options = {"fast_mode": True, "atol": 1e-6, "rtol": 1e-4}
@@ -151,11 +151,11 @@ def test_gradients(layers: VerticalLayers) -> None:
 def test_dry_mass_is_closed_by_a_single_factor(layers: VerticalLayers) -> None:
     columns = ColumnIntegrator(layers, GRID, CPU)
     q = 0.02 * random(2, K, H, W, seed=1)
-    target = budgets.integrate_dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
+    target = budgets.compute_global_mean_dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
     closed = budgets.close_dry_mass(columns, target, SP, q)
     # On pressure levels, cells where the ground passes an edge leave a small residual.
     rtol = 1e-13 if columns.is_linear else 1e-7
-    np.testing.assert_allclose(budgets.integrate_dry_mass(columns, closed, q), target, rtol=rtol)
+    np.testing.assert_allclose(budgets.compute_global_mean_dry_mass(columns, closed, q), target, rtol=rtol)
     factor = closed / SP
     np.testing.assert_allclose(factor, factor[:, :1, :1].expand_as(factor), rtol=1e-14)
 

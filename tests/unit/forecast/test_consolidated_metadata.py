@@ -76,7 +76,7 @@ def test_next_run_repairs_missing_consolidation(tmp_path: Path, monkeypatch: pyt
     before = opened(tmp_path / "killed")
     make_writer(tmp_path / "expected", format="zarr", initial_minutes=[SECOND]).write(SECOND, random_fields(1))
     with monkeypatch.context() as patched:
-        patched.setattr("credit.forecast.io.zarr_store.consolidate", stop_consolidation)
+        patched.setattr("credit.forecast.io.zarr_store.write_consolidated_metadata", stop_consolidation)
         with pytest.raises(KeyboardInterrupt):
             make_writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
     xr.testing.assert_identical(opened(tmp_path / "killed"), before)

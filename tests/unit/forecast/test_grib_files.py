@@ -272,7 +272,7 @@ def test_killed_between_file_and_index(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     writer = open_writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.io.grib.grib_format.move", killed)
+    monkeypatch.setattr("credit.forecast.io.grib.grib_format.flush_and_rename", killed)
     with pytest.raises(KeyboardInterrupt):
         writer.write(FIRST, random_fields(1))
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
-from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
+from credit.forecast.distribution import group_initial_times, select_items_of_job, select_round_robin
 from credit.forecast.initial_times import InitialTimes, choose_initial_times, find_initial_times, list_output_leads
 
 
@@ -20,7 +20,7 @@ from credit.forecast.initial_times import InitialTimes, choose_initial_times, fi
 @pytest.mark.parametrize("parts", [1, 2, 7, 30])
 def test_parts_are_an_exact_partition(count: int, parts: int) -> None:
     times = [60 * 24 * n for n in range(count)]
-    taken = [select_part(times, f"{k}/{parts}") for k in range(1, parts + 1)]
+    taken = [select_items_of_job(times, f"{k}/{parts}") for k in range(1, parts + 1)]
     assert sorted(sum(taken, [])) == times
     lengths = [len(part) for part in taken]
     assert max(lengths) - min(lengths) <= 1
@@ -30,7 +30,7 @@ def test_parts_are_an_exact_partition(count: int, parts: int) -> None:
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/3 ", ""])
 def test_invalid_parts_are_refused(part: str) -> None:
     with pytest.raises(ConfigError, match="write I/N with I from 1 to N"):
-        select_part([1, 2, 3], part)
+        select_items_of_job([1, 2, 3], part)
 
 
 @pytest.mark.parametrize(("members", "batch_size", "sizes"), [(1, 3, [3, 3, 1]), (2, 5, [2, 2, 2, 1]), (9, 4, [1] * 7)])

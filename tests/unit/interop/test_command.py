@@ -129,7 +129,7 @@ def test_check_warns_of_an_installed_miles_credit(
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: miles-credit\nVersion: 2026.2.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    (conflict,) = installation.find_conflicts([str(tmp_path)])
+    (conflict,) = installation.describe_conflicts([str(tmp_path)])
     assert "miles-credit 2026.2.0" in conflict and "docs/migration.md describes how to use two environments" in conflict
     Path("config.yml").write_text("{}")
     main._run_command("check", ["config.yml"], "credit_check")

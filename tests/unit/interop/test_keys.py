@@ -15,7 +15,7 @@ import pytest
 from credit.config.docs_page import render_config_reference
 from credit.errors import ConfigError
 from credit.interop.miles_credit import convert_tree
-from credit.interop.miles_credit.conversion import require_valid
+from credit.interop.miles_credit.conversion import require_valid_config
 from credit.interop.miles_credit.docs_page import render_key_reference
 from credit.interop.miles_credit.keys.row import Disposition, KeyRow
 from credit.interop.miles_credit.keys.table import ROWS, find_row
@@ -123,10 +123,12 @@ def test_each_key_has_its_disposition(row: KeyRow, generation: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "generation"), [case for case in CASES if case[0].harmless], ids=lambda case: getattr(case, "path", case)
+    ("row", "generation"),
+    [case for case in CASES if case[0].harmless_values],
+    ids=lambda case: getattr(case, "path", case),
 )
 def test_harmless_values_are_ignored(row: KeyRow, generation: int) -> None:
-    for value in row.harmless:
+    for value in row.harmless_values:
         tree, key = tree_with(row, generation)
         entry = convert_tree(with_value(tree, key, value), "file.yml").report.entries.get(key)
         if entry is not None:
@@ -158,7 +160,7 @@ def test_values_of_a_wrong_type_raise_no_other_error(generation: int) -> None:
         conversion = convert_tree(with_value(example(generation), key, value), "file.yml")
         if not conversion.report.keys_with(Disposition.REFUSED):
             with contextlib.suppress(ConfigError):
-                require_valid(conversion.yaml_text, "file.yml")
+                require_valid_config(conversion.yaml_text, "file.yml")
 
 
 def test_the_nearest_key_is_proposed() -> None:

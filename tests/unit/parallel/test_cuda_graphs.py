@@ -14,13 +14,13 @@ from credit.errors import ConfigError
 from credit.hpc.planner.gpus import find_gpu
 from credit.hpc.planner.report import list_assumptions
 from credit.models.initialise import initial_values
-from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS, describe_cuda_graphs, require_one_rank
+from credit.parallel.blocks.cuda_graphs import CUDA_GRAPHS, describe_cuda_graphs, require_one_rank_for_cuda_graphs
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.state.materialise import fill_
 from credit.train.build import model as build_model
 from credit.train.build.dry_run import build_placeholder_assets
 from credit.train.build.stepper import build_stepper, compute_cell_weights
-from credit.train.build.training import build_run_objective, build_step
+from credit.train.build.training import build_run_objective, build_training_step
 from credit.train.build.validation import build_metrics
 from credit.train.optim import build_optimizer
 from credit.train.validate import shard_cases, validate
@@ -62,14 +62,14 @@ def test_notes_say_where_graphs_cost_more_or_do_not_apply(
 def test_other_values_have_no_graphs(value: str) -> None:
     config = small_config(f"trainer.compile={value}", "trainer.grad_accum_every=3")
     assert describe_cuda_graphs(config.trainer, 2, has_gpu=False) == []
-    require_one_rank(config.trainer, 8)
+    require_one_rank_for_cuda_graphs(config.trainer, 8)
 
 
 def test_several_ranks_are_refused() -> None:
     config = small_config(GRAPHS)
-    require_one_rank(config.trainer, 1)
+    require_one_rank_for_cuda_graphs(config.trainer, 1)
     with pytest.raises(ConfigError, match="works on one rank only, but the run has 2"):
-        require_one_rank(config.trainer, 2)
+        require_one_rank_for_cuda_graphs(config.trainer, 2)
 
 
 def test_the_plan_says_what_it_leaves_out() -> None:
@@ -101,7 +101,7 @@ def test_an_iteration_is_an_optimizer_step_or_a_batch_of_the_validation(
     fill_(model, initial_values(model, config.seed))
     stepper = build_stepper(config, assets, model.train(), CPU, autocast)
     objective = build_run_objective(config, assets, stepper, CPU)
-    step = build_step(config, objective, build_optimizer(model, config.trainer), None, lambda _: 2, 0)
+    step = build_training_step(config, objective, build_optimizer(model, config.trainer), None, lambda _: 2, 0)
     groups = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
     batch = Batch(
         torch.zeros(1, groups["prognostic"], 1, 16, 32),
@@ -114,7 +114,7 @@ def test_an_iteration_is_an_optimizer_step_or_a_batch_of_the_validation(
     calls = [
         partial(step, iter([batch] * 2), 0, 1e-3),
         # An explanation repeats each micro-step as an iteration of its own.
-        partial(step.explain, iter([batch] * 2), 0),
+        partial(step.describe_first_nonfinite, iter([batch] * 2), 0),
         partial(validate, objective, iter([batch] * 3), share, metrics, 2, lambda: False),
     ]
     for call, expected in zip(calls, num_marks, strict=True):

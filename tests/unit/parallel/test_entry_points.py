@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.entry_points import copy_returned_views, copy_views, custom_entry_points
+from credit.parallel.blocks.entry_points import copy_returned_views, copy_views, list_custom_entry_points
 
 
 class Pair(NamedTuple):
@@ -70,7 +70,7 @@ class Coder(nn.Module):
 
 def test_every_entry_point_returns_copies_also_of_a_copied_module() -> None:
     coder = Coder()
-    assert custom_entry_points(coder) == ("encode",)
+    assert list_custom_entry_points(coder) == ("encode",)
     copy_returned_views(coder)
     for module in (coder, copy.deepcopy(coder)):
         for result, expected in ((module(BASE), BASE.sin()[0]), (module.encode(BASE), BASE.cos()[0])):
@@ -83,4 +83,4 @@ def test_a_name_that_is_not_a_method(name: str) -> None:
     coder = Coder()
     coder._fsdp2_forward_methods = (name,)
     with pytest.raises(ConfigError, match=f"Coder._fsdp2_forward_methods: '{name}' is not a method of the class"):
-        custom_entry_points(coder)
+        list_custom_entry_points(coder)

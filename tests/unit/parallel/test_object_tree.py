@@ -37,7 +37,7 @@ def test_values_of_all_members_in_their_order(num_ranks: int) -> None:
     def run(index: int) -> tuple[list[int], list[int]]:
         tree = ThreadTree(None, members, index)
         combined = tree.reduce([index], operator.add)
-        return combined, tree.share(combined)
+        return combined, tree.broadcast_object(combined)
 
     with ThreadPoolExecutor(num_ranks) as pool:
         results = list(pool.map(run, range(num_ranks)))

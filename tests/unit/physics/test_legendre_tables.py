@@ -53,7 +53,7 @@ def test_gaussian_rows_are_those_of_the_quadrature() -> None:
 
 
 def test_a_process_builds_tables_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    legendre_tables._load_tables.cache_clear()
+    legendre_tables._build_cached_tables.cache_clear()
     builds = []
     build = legendre_tables.build_analysis_matrices
     monkeypatch.setattr(legendre_tables, "build_analysis_matrices", lambda *args: builds.append(args) or build(*args))
@@ -72,7 +72,7 @@ def test_a_process_builds_tables_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_tables_are_built_for_tensors_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legendre_tables, "_load_tables", None)
+    monkeypatch.setattr(legendre_tables, "_build_cached_tables", None)
     tables = find_tables(make_grid(721, 1440, poles=True), 480, torch.zeros(1, device="meta"))
     assert tables.analysis_mlH.is_meta and tables.analysis_mlH.shape == (481, 481, 721)
     with FakeTensorMode() as mode:

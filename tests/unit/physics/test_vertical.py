@@ -30,10 +30,10 @@ def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, target: HybridLev
     field = 3.0 - 7.0 * np.log(source.pressure(SURFACE))
     np.testing.assert_allclose(interpolator.pressure, target.pressure(SURFACE), rtol=1e-14)
     np.testing.assert_allclose(
-        interpolator.interpolate_linear(field), 3.0 - 7.0 * np.log(interpolator.pressure), rtol=1e-11
+        interpolator.interpolate_and_extrapolate(field), 3.0 - 7.0 * np.log(interpolator.pressure), rtol=1e-11
     )
     np.testing.assert_allclose(
-        interpolator.interpolate_constant(field)[interpolator.is_below_source],
+        interpolator.interpolate_and_hold(field)[interpolator.is_below_source],
         np.broadcast_to(field[-1], interpolator.is_below_source.shape)[interpolator.is_below_source],
     )
 
@@ -41,7 +41,7 @@ def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, target: HybridLev
 @pytest.mark.parametrize(("source", "target"), [(HYBRID, PRESSURES), (PRESSURES, HYBRID.select(range(6, 24)))])
 def test_as_numpy_does_it_column_by_column(source: HybridLevels, target: HybridLevels) -> None:
     field = np.random.default_rng(2).normal(size=(len(source), *SURFACE.shape))
-    interpolated = build_interpolator(source, target, SURFACE).interpolate_constant(field)
+    interpolated = build_interpolator(source, target, SURFACE).interpolate_and_hold(field)
     source_log_p = np.log(source.pressure(SURFACE))
     target_log_p = np.log(target.pressure(SURFACE))
     for i, j in np.ndindex(SURFACE.shape):
@@ -53,7 +53,7 @@ def test_as_numpy_does_it_column_by_column(source: HybridLevels, target: HybridL
 def test_to_its_own_levels_nothing_changes() -> None:
     field = np.random.default_rng(3).normal(size=(len(HYBRID), *SURFACE.shape))
     np.testing.assert_allclose(
-        build_interpolator(HYBRID, HYBRID, SURFACE).interpolate_constant(field), field, atol=1e-10
+        build_interpolator(HYBRID, HYBRID, SURFACE).interpolate_and_hold(field), field, atol=1e-10
     )
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_found_above_the_top() -> None:
 def test_where_surface_pressure_is_missing_there_is_no_value() -> None:
     surface = SURFACE.copy()
     surface[2, 3] = np.nan
-    interpolated = build_interpolator(HYBRID, PRESSURES, surface).interpolate_constant(
+    interpolated = build_interpolator(HYBRID, PRESSURES, surface).interpolate_and_hold(
         np.ones((len(HYBRID), *surface.shape))
     )
     assert np.isnan(interpolated[:, 2, 3]).all() and np.isnan(interpolated).sum() == len(PRESSURES)

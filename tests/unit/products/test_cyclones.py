@@ -21,7 +21,7 @@ from credit.forecast.io.schema import OutputFields
 from credit.grid import LatLonGrid
 from credit.physics.great_circle import compute_great_circle_distance
 from credit.physics.vorticity import relative_vorticity
-from credit.products.cyclones.detection import Centre, CycloneDetector, CycloneFields, find_vertex
+from credit.products.cyclones.detection import Centre, CycloneDetector, CycloneFields, find_parabola_vertex
 from credit.products.cyclones.product import build_line_geometry
 from credit.products.cyclones.tracking import TrackBuilder, TrackPoint
 from credit.products.description import describe_archive
@@ -147,8 +147,8 @@ def test_centres_at_every_longitude(lon: float) -> None:
 
 def test_the_vertex_of_a_parabola() -> None:
     values = [(position - 0.3) ** 2 for position in (-1.0, 0.0, 1.0)]
-    assert find_vertex(*values) == pytest.approx(0.3)
-    assert find_vertex(1.0, 1.0, 1.0) == 0.0 and find_vertex(0.0, 0.0, 5.0) == -0.5
+    assert find_parabola_vertex(*values) == pytest.approx(0.3)
+    assert find_parabola_vertex(1.0, 1.0, 1.0) == 0.0 and find_parabola_vertex(0.0, 0.0, 5.0) == -0.5
 
 
 def test_of_two_near_centres_the_deeper_counts() -> None:

@@ -23,7 +23,7 @@ from credit.realtime.clock import Clock
 from credit.realtime.fetch.fetcher import AnalysisFile, RecordFetcher
 from credit.realtime.fetch.records import RecordRequest
 from credit.realtime.fetch.transport import HttpClient
-from credit.realtime.initial_state import load_trained_model, open_initial_state
+from credit.realtime.initial_state import load_checkpoint_metadata, open_initial_state
 from tests.unit.realtime.conftest import CYCLE, publish
 from tests.unit.realtime.faulty_server import FaultyServer
 from tests.unit.realtime.grib_files import GRAVITY, GribFile, build_file, encode_message, sample_fields
@@ -47,7 +47,7 @@ def decode_directly(file: GribFile, name: str) -> np.ndarray:
 
 def read_initial_state(forecast_config: Config) -> dict[str, np.ndarray]:
     """Return the prognostic fields and the sea surface temperature that a forecast starts from, by channel."""
-    model = load_trained_model(forecast_config)
+    model = load_checkpoint_metadata(forecast_config)
     frames = open_initial_state(model, forecast_config)
     names = [channel.name for channel in model.assets.channels.group("prognostic")]
     fields = dict(zip(names, frames.prognostic(MINUTES), strict=True))

@@ -22,7 +22,7 @@ from credit.config.realtime_section import RealtimeConfig
 from credit.errors import ConfigError, CycleError
 from credit.realtime import clock
 from credit.realtime.clock import Clock
-from credit.realtime.cycles import list_candidates, parse_cycle
+from credit.realtime.cycles import list_candidate_cycles, parse_cycle
 from credit.realtime.json_lines import append_json_lines, read_json_lines
 from tests.unit.realtime.conftest import CYCLE, publish, read_status, write_config
 from tests.unit.realtime.grib_files import build_file, encode_message, grib_values, sample_fields
@@ -255,7 +255,7 @@ def candidates(now: str, deadline: str | None = None, **keys: object) -> list[st
     """Return the candidates at a time as text."""
     calendar = Calendar()
     conf = RealtimeConfig(format="gfs_idx", url=URL, **keys)
-    cycles = list_candidates(conf, calendar.parse(now), calendar.parse(deadline or now))
+    cycles = list_candidate_cycles(conf, calendar.parse(now), calendar.parse(deadline or now))
     return [calendar.format(cycle)[5:13] for cycle in cycles]
 
 

@@ -13,7 +13,7 @@ import torch
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
 from credit.errors import DataError
@@ -29,7 +29,7 @@ SPLITS = {
 }
 
 
-def build_dataset(seconds: float = 0.0, bad: int | None = None, threads: bool = False) -> ForecastDataset:
+def build_dataset(seconds: float = 0.0, bad: int | None = None, threads: bool = False) -> SampleDataset:
     """Return a dataset whose fields have their time as value.
 
     Args:
@@ -50,7 +50,7 @@ def build_dataset(seconds: float = 0.0, bad: int | None = None, threads: bool = 
     conf = DataConfig.model_validate(
         {"sources": [{"path": "x.nc"}], "variables": {"prognostic": {"vars_2D": ["a"]}}, "splits": SPLITS}
     )
-    return ForecastDataset(FrameReader(reader, conf, None), STEP * np.arange(19), STEP, 1, 1)
+    return SampleDataset(FrameReader(reader, conf, None), STEP * np.arange(19), STEP, 1, 1)
 
 
 # Batches are loaded by threads as from a store, by processes, or when they are needed.

@@ -35,9 +35,9 @@ def test_a_non_finite_step_is_skipped(non_finite: str, monkeypatch: pytest.Monke
         result = step(cases.batches(case, DeviceGrid()), 0, 1e-3)
     assert torch.isfinite(result.loss) == (non_finite == "gradient")
     assert torch.isfinite(result.grad_norm) == (non_finite == "loss")
-    assert result.bad == 1
+    assert result.skipped == 1
     assert is_unchanged()
-    assert step(cases.batches(case, DeviceGrid()), 1, 1e-3).bad == 0
+    assert step(cases.batches(case, DeviceGrid()), 1, 1e-3).skipped == 0
     assert not is_unchanged()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from credit.cli import main
 from credit.utils import installation
-from credit.utils.installation import describe_installation, find_conflicts, install_command
+from credit.utils.installation import describe_conflicts, describe_installation, install_command
 
 COMMANDS = {"entry_points.txt": "[console_scripts]\ncredit = credit.cli.main:main\n"}
 TOP_LEVEL = {"top_level.txt": "credit\n"}
@@ -30,7 +30,7 @@ def test_our_installation_is_no_conflict(tmp_path: Path) -> None:
     editable = {"direct_url.json": json.dumps({"url": "file:///srv/my%20credit", "dir_info": {"editable": True}})}
     install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL | editable)
     install(tmp_path, "numpy", "2.4", {"top_level.txt": "numpy\n"})
-    assert find_conflicts([str(tmp_path)]) == []
+    assert describe_conflicts([str(tmp_path)]) == []
     assert "credit-weather 0.15.0 (editable, /srv/my credit)" in describe_installation([str(tmp_path)])
 
 
@@ -38,7 +38,7 @@ def test_a_stranger_of_the_same_name(tmp_path: Path) -> None:
     # the index has a distribution `credit` that holds metadata alone
     install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
     install(tmp_path, "credit", "0.0.1", {"top_level.txt": "\n"})
-    (conflict,) = find_conflicts([str(tmp_path)])
+    (conflict,) = describe_conflicts([str(tmp_path)])
     assert conflict.startswith(f"credit 0.0.1 ({tmp_path}) is a package of a different project")
     assert "pip uninstall credit`" in conflict
     assert "0.0.1" not in describe_installation([str(tmp_path)])
@@ -53,7 +53,7 @@ def test_another_project_with_the_same_import_name(tmp_path: Path, files: dict[s
     for name in ("__init__.py", "cli.py"):
         (tmp_path / "credit" / name).touch()
     install(tmp_path, "miles-credit", "2026.2.0", files)
-    (conflict,) = find_conflicts([str(tmp_path)])
+    (conflict,) = describe_conflicts([str(tmp_path)])
     assert "miles-credit 2026.2.0" in conflict and "also installs a package `credit`" in conflict
     assert "no distribution named credit-weather is installed" in describe_installation([str(tmp_path)])
 
@@ -62,13 +62,13 @@ def test_a_project_whose_paths_only_resemble_the_import_name(tmp_path: Path) -> 
     (tmp_path / "microcredit").mkdir()
     (tmp_path / "microcredit" / "loans.py").touch()
     install(tmp_path, "microcredit", "1.0", {"RECORD": "microcredit/loans.py,,\n"})
-    assert find_conflicts([str(tmp_path)]) == []
+    assert describe_conflicts([str(tmp_path)]) == []
 
 
 def test_our_former_name_is_told_from_a_stranger(tmp_path: Path) -> None:
     install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
     install(tmp_path, "credit", "0.14.0", COMMANDS | TOP_LEVEL)
-    (conflict,) = find_conflicts([str(tmp_path)])
+    (conflict,) = describe_conflicts([str(tmp_path)])
     assert "credit 0.14.0" in conflict and "this package under its former name" in conflict
     # removing the former distribution removes the commands that both have installed
     assert re.search(r"pip uninstall credit`.*pip install -e \S", conflict)
@@ -82,7 +82,7 @@ def test_what_a_build_leaves_in_the_checkout_is_not_installed(tmp_path: Path, mo
     leftover = tmp_path / "credit.egg-info"
     leftover.mkdir()
     (leftover / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: credit\nVersion: 0.14.0\n")
-    assert find_conflicts([str(tmp_path)]) == []
+    assert describe_conflicts([str(tmp_path)]) == []
 
 
 def test_the_command_for_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:

@@ -129,7 +129,7 @@ def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS}
     assert not evolution.is_ensemble
     for lead in LEADS:
-        at = run.reader.read(run.reader.index_of(verification.example + lead))
+        at = run.reader.read(run.reader.index_of(verification.example_time + lead))
         truth, forecast = evolution.band_means["z500", lead]
         np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
@@ -156,7 +156,7 @@ def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tupl
     table = SimpleNamespace(units=lambda name: "K", display_name=lambda name: "waves")
     maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
     verification = SimpleNamespace(
-        grid=run.reader.grid, evolution=evolution, example=START, maps=maps, table=table, figure_channels=["sst"]
+        grid=run.reader.grid, evolution=evolution, example_time=START, maps=maps, table=table, figure_channels=["sst"]
     )
     assert [path.name for _, path in draw_example(verification, run.reader, tmp_path)] == ["maps_sst.png"]
 

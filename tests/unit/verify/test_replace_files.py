@@ -76,7 +76,7 @@ def test_files_are_replaced_at_the_end(folder: Path) -> None:
 def test_old_files_stay_if_writing_fails(folder: Path, error: BaseException) -> None:
     before = read_all(folder)
     listing = sorted(folder.iterdir())
-    with pytest.raises(type(error)), replace_files(folder, remove=["figures/*.png"]) as temporary_folder:
+    with pytest.raises(type(error)), replace_files(folder, old_patterns=["figures/*.png"]) as temporary_folder:
         write_all(temporary_folder)
         raise error
     assert read_all(folder) == before
@@ -136,7 +136,7 @@ def test_figures_on_another_file_system(folder: Path, other_file_system: Path) -
 
 def test_figures_of_the_last_verification_are_removed(folder: Path) -> None:
     (folder / "figures/early_rmse.png").write_text("a figure of training")
-    with replace_files(folder, remove=["figures/maps*.png", "figures/loss.png"]) as temporary_folder:
+    with replace_files(folder, old_patterns=["figures/maps*.png", "figures/loss.png"]) as temporary_folder:
         write_all(temporary_folder)
     expected = {name: f"new {name}" for name in NAMES} | {"figures/early_rmse.png": "a figure of training"}
     assert read_all(folder) == expected

@@ -89,7 +89,7 @@ def test_the_wind_vector(verification: Verification) -> None:
 def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, verification: Verification) -> None:
     assert verification.figure_channels == ["z500", "t2m", "tp"] and verification.figure_leads == [360, 1440]
     truth, forecast = verification.maps["z500", 1440]
-    np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(verification.example + 1440))[0])
+    np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(verification.example_time + 1440))[0])
     np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-4)
     power = verification.spectra["t2m", 360]
     np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0

@@ -229,7 +229,7 @@ def test_what_the_files_have(scored: Scored) -> None:
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(share: WorkShare) -> PartialScores:
         partial_scores = []
-        monkeypatch.setattr(scorer, "gather_scores", lambda score, is_sharded: partial_scores.append(score()))
+        monkeypatch.setattr(scorer, "score_and_gather", lambda score, is_sharded: partial_scores.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return partial_scores[0]
 

@@ -29,9 +29,9 @@ from credit.data.formats.grib.messages import (
 from credit.data.formats.grib.unreadable import (
     LEVEL_ATTRIBUTES,
     UNREADABLE,
-    build_unreadable,
-    convert_level,
+    build_unreadable_reason,
     find_level_type,
+    find_level_value,
     find_problem,
     is_selected,
 )
@@ -63,14 +63,14 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
     # All messages of a parameter form one variable.
     all_messages = read_messages(path)
     messages = _select_messages(all_messages, select, str(path))
-    messages_of: dict[str, list[Message]] = defaultdict(list)
+    messages_by_variable: dict[str, list[Message]] = defaultdict(list)
     for message in messages:
-        messages_of[message.parameter.name].append(message)
+        messages_by_variable[message.parameter.name].append(message)
     builder = _DatasetBuilder(path)
-    for name in messages_of:
-        builder.add_variable(name, messages_of)
+    for name in messages_by_variable:
+        builder.add_variable(name, messages_by_variable)
     # A variable can also be read under its CF name and its paramId, unless a different variable has this name.
-    for name, variable_messages in messages_of.items():
+    for name, variable_messages in messages_by_variable.items():
         for alias in variable_messages[0].parameter.aliases:
             builder.variables.setdefault(alias, builder.variables[name])
     # Each message on model levels contains the coefficients of all levels, so the first message is enough.
@@ -133,28 +133,28 @@ class _DatasetBuilder:
         # (Kind, values, bounds) of a coordinate -> name in the dataset.
         self._coordinate_names: dict[tuple[str, bytes, bytes], str] = {}
 
-    def add_variable(self, name: str, messages_of: Mapping[str, Sequence[Message]]) -> None:
+    def add_variable(self, name: str, messages_by_variable: Mapping[str, Sequence[Message]]) -> None:
         """Add a variable of the file, and its coordinates if the dataset does not contain them yet.
 
         Args:
             name: name of the variable.
-            messages_of: name of a variable -> its messages, for each variable of the file.
+            messages_by_variable: name of a variable -> its messages, for each variable of the file.
         """
-        messages = messages_of[name]
+        messages = messages_by_variable[name]
         first_message = messages[0]
         attributes = dict(first_message.parameter.attributes)
         # If the messages do not form one variable, add a placeholder with the reason.
         problem, keys = find_problem(messages)
         if problem is not None:
             placeholder = np.empty((0, 0), np.float32)
-            encoding = {UNREADABLE: build_unreadable(problem, keys, name, messages_of)}
+            encoding = {UNREADABLE: build_unreadable_reason(problem, keys, name, messages_by_variable)}
             self.variables[name] = xr.Variable(("nothing", "nowhere"), placeholder, attributes, encoding)
             return
         if first_message.cell_methods is not None:
             attributes["cell_methods"] = first_message.cell_methods
         # Index of the message at each time and level; -1 where there is no message.
         times, time_index = _index_times(messages)
-        levels, level_index = np.unique([convert_level(message) for message in messages], return_inverse=True)
+        levels, level_index = np.unique([find_level_value(message) for message in messages], return_inverse=True)
         message_table = np.full((len(times), len(levels)), -1)
         message_table[time_index, level_index] = np.arange(len(messages))
         dims = [self._add_time(times, messages, message_table)]
@@ -311,7 +311,7 @@ def _index_times(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
     num_seen: dict[tuple[int, float], int] = defaultdict(int)
     times = []
     for message in messages:
-        time_and_level = (message.minutes, convert_level(message))
+        time_and_level = (message.minutes, find_level_value(message))
         times.append((message.minutes, num_seen[time_and_level]))
         num_seen[time_and_level] += 1
     unique_times, time_index = np.unique(np.array(times, dtype=np.int64), axis=0, return_inverse=True)

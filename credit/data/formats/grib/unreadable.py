@@ -33,14 +33,14 @@ class UnreadableReason:
         problem: the reason; a message puts the name of the variable before it.
         choices: key of ``data.sources.N.select`` -> values of this key in the messages of the variable. The user must
             choose a value. Empty if no selection helps.
-        others: name of each other variable of the file -> combinations of the values of the keys of `choices` in its
-            messages, in the same order; None for a key that a message does not have. These values show which other
-            variables a selection would exclude.
+        other_variables: name of each other variable of the file -> set of tuples, one for each combination of values
+            in its messages. A tuple has a value for each key of `choices`, in the same order, or None if the message
+            does not have the key. The tuples show which other variables a selection would exclude.
     """
 
     problem: str
     choices: Mapping[str, Sequence[Value]]
-    others: Mapping[str, frozenset[tuple[Value | None, ...]]]
+    other_variables: Mapping[str, frozenset[tuple[Value | None, ...]]]
 
     def describe(self, level_units: str | None) -> str:
         """Return the problem and advice; a message puts the name of the variable before it.
@@ -61,7 +61,7 @@ class UnreadableReason:
         advice = f"{self.problem}; choose with data.sources.N.select: {{{selection}}}"
         # The selection applies to all variables of the source, and excludes variables without matching messages.
         left_out = []
-        for name, messages in self.others.items():
+        for name, messages in self.other_variables.items():
             if not any(_matches_selection(values, example) for values in messages):
                 left_out.append(name)
         if not left_out:
@@ -105,8 +105,8 @@ class UnreadableReason:
         return values[0]
 
 
-def build_unreadable(
-    problem: str, keys: Sequence[str], name: str, messages_of: Mapping[str, Sequence[Message]]
+def build_unreadable_reason(
+    problem: str, keys: Sequence[str], name: str, messages_by_variable: Mapping[str, Sequence[Message]]
 ) -> UnreadableReason:
     """Build the `UnreadableReason` of a variable.
 
@@ -114,19 +114,19 @@ def build_unreadable(
         problem: the reason; a message puts the name of the variable before it.
         keys: GRIB keys by which messages can be selected; empty if no selection helps.
         name: name of the variable.
-        messages_of: name of a variable -> its messages, for each variable of the file.
+        messages_by_variable: name of a variable -> its messages, for each variable of the file.
     """
-    choices = {key: _list_values(key, messages_of[name]) for key in keys}
+    choices = {key: _list_values(key, messages_by_variable[name]) for key in keys}
     # Describe each other variable by the distinct combinations of values of these keys.
-    others = {}
-    for other_name, messages in messages_of.items():
+    other_variables = {}
+    for other_name, messages in messages_by_variable.items():
         if other_name == name:
             continue
         values = set()
         for message in messages:
             values.add(tuple(message.key_values.get(key) for key in keys))
-        others[other_name] = frozenset(values)
-    return UnreadableReason(problem, choices, others)
+        other_variables[other_name] = frozenset(values)
+    return UnreadableReason(problem, choices, other_variables)
 
 
 def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:
@@ -161,12 +161,12 @@ def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]
 
 def _find_differing_keys(messages: Sequence[Message]) -> list[str]:
     """Return the `SELECTION_KEYS` whose values differ between messages of the same time and level."""
-    messages_of: dict[tuple[int, float], list[Message]] = defaultdict(list)
+    messages_by_time_and_level: dict[tuple[int, float], list[Message]] = defaultdict(list)
     for message in messages:
-        messages_of[message.minutes, convert_level(message)].append(message)
+        messages_by_time_and_level[message.minutes, find_level_value(message)].append(message)
     differing_keys = []
     for key in SELECTION_KEYS:
-        for messages_at_level in messages_of.values():
+        for messages_at_level in messages_by_time_and_level.values():
             if len({message.key_values.get(key) for message in messages_at_level}) > 1:
                 differing_keys.append(key)
                 break
@@ -215,6 +215,6 @@ def _merge_pressure_types(type_of_level: Value | None) -> Value | None:
     return "pressure" if type_of_level in _HPA_PER_UNIT else type_of_level
 
 
-def convert_level(message: Message) -> float:
+def find_level_value(message: Message) -> float:
     """Return the level of a message, in hPa for pressure levels, or else in the units of its type of level."""
     return message.level * _HPA_PER_UNIT.get(str(message.key_values["typeOfLevel"]), 1.0)

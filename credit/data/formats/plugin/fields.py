@@ -93,19 +93,19 @@ class PluginFields(BackendArray):
             level_index = leading[-1]
             requested_levels = tuple(np.atleast_1d(self._levels[level_index]).tolist())
         if self._times is None:
-            fields = self._read_time(None, requested_levels)
+            fields = self._read_fields_at(None, requested_levels)
         elif isinstance(leading[0], int | np.integer):
-            fields = self._read_time(self._times[leading[0]], requested_levels)
+            fields = self._read_fields_at(self._times[leading[0]], requested_levels)
         else:
             requested_times = self._times[leading[0]]
-            fields = np.stack([self._read_time(time, requested_levels) for time in requested_times])
+            fields = np.stack([self._read_fields_at(time, requested_levels) for time in requested_times])
         # A single index drops the axis of levels.
         if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
             fields = fields[..., 0, :, :]
         # Index rows and columns one after the other, because two index arrays together would select single points.
         return fields[..., rows, :][..., columns]
 
-    def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
+    def _read_fields_at(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
         """Read the fields of one time from the plugin, and check them.
 
         Args:

@@ -208,13 +208,13 @@ def _find_parameter(name: str, description: Mapping[str, Any]) -> tuple[str, flo
 
 
 def _build_variable(
-    reader: _DataReader, rows: Sequence[int], parameter: str, units: str, level_name: str | None
+    reader: _DataReader, variable_indices: Sequence[int], parameter: str, units: str, level_name: str | None
 ) -> xr.Variable:
     """Build a variable (time, number, [level,] latitude, longitude) whose values are read lazily.
 
     Args:
         reader: reader of the values of the store.
-        rows: indices of the variable in the store, one for each level.
+        variable_indices: indices of the variable in the store, one for each level.
         parameter: short name of the parameter.
         units: units in the store; empty if the store has none.
         level_name: name of the coordinate of the levels; None for a variable without levels.
@@ -226,9 +226,9 @@ def _build_variable(
     dims = ["time", "number", *level_dims, "latitude", "longitude"]
     encoding = {
         "preferred_chunks": {"time": reader.times_per_chunk},
-        ARRAY_PART: ArrayPart("data", reader.positions, np.array(rows)),
+        ARRAY_PART: ArrayPart("data", reader.positions, np.array(variable_indices)),
     }
-    fields = indexing.LazilyIndexedArray(_Fields(reader, np.array(rows), level_name is not None))
+    fields = indexing.LazilyIndexedArray(_Fields(reader, np.array(variable_indices), level_name is not None))
     return xr.Variable(dims, fields, attributes, encoding)
 
 
@@ -259,20 +259,20 @@ class _DataReader:
         # (Index of the time in the store, number of the chunk) -> values (variables of a chunk, members, cells).
         self._cache: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
-    def read(self, time_indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def read(self, time_indices: np.ndarray, variable_indices: np.ndarray) -> np.ndarray:
         """Return the values (times, variables, members, grid rows, grid columns) at given times of the dataset.
 
         Args:
             time_indices: indices of the times in the dataset.
-            rows: indices of the variables in the store.
+            variable_indices: indices of the variables in the store.
         """
         times_in_store = self.positions[time_indices]
-        values = np.empty((len(time_indices), len(rows), *self.shape[1:]), dtype=self.dtype)
-        for chunk in np.unique(rows // self._variables_per_chunk).tolist():
-            is_in_chunk = rows // self._variables_per_chunk == chunk
+        values = np.empty((len(time_indices), len(variable_indices), *self.shape[1:]), dtype=self.dtype)
+        for chunk in np.unique(variable_indices // self._variables_per_chunk).tolist():
+            is_in_chunk = variable_indices // self._variables_per_chunk == chunk
             self._load(times_in_store, chunk)
             for index, time in enumerate(times_in_store.tolist()):
-                fields = self._cache[time, chunk][rows[is_in_chunk] - chunk * self._variables_per_chunk]
+                fields = self._cache[time, chunk][variable_indices[is_in_chunk] - chunk * self._variables_per_chunk]
                 values[index, is_in_chunk] = fields.reshape(-1, *self.shape[1:])
         return values
 
@@ -296,15 +296,15 @@ class _Fields(BackendArray):
 
     Args:
         reader: reader of the values of the store.
-        rows: indices of the variable in the store, one for each level.
+        variable_indices: indices of the variable in the store, one for each level.
         has_levels: True for a variable with a dimension of levels.
     """
 
-    def __init__(self, reader: _DataReader, rows: np.ndarray, has_levels: bool) -> None:
+    def __init__(self, reader: _DataReader, variable_indices: np.ndarray, has_levels: bool) -> None:
         self._reader = reader
-        self._rows = rows
+        self._variable_indices = variable_indices
         num_times, num_members, *grid_shape = reader.shape
-        level_shape = (len(rows),) if has_levels else ()
+        level_shape = (len(variable_indices),) if has_levels else ()
         self.shape = (num_times, num_members, *level_shape, *grid_shape)
         self.dtype = reader.dtype
 
@@ -314,14 +314,14 @@ class _Fields(BackendArray):
     def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
         """Return the values at `key`, which contains a separate index for each axis (orthogonal indexing)."""
         times, members, *level_key, latitudes, longitudes = key
-        rows = np.atleast_1d(self._rows[level_key[0]]) if level_key else self._rows
+        variable_indices = np.atleast_1d(self._variable_indices[level_key[0]]) if level_key else self._variable_indices
         time_indices = np.arange(self.shape[0])[times]
         # The axes are times, levels, members, rows and columns.
-        values = self._reader.read(np.atleast_1d(time_indices), rows)
+        values = self._reader.read(np.atleast_1d(time_indices), variable_indices)
         values = np.moveaxis(values[..., latitudes, :][..., longitudes], 1, 2)[:, members]
         # An integer index drops its axis; the axis of the members has already been indexed.
         has_member_axis = np.ndim(np.arange(self.shape[1])[members]) > 0
         level_axis = 2 if has_member_axis else 1
-        if not level_key or np.ndim(self._rows[level_key[0]]) == 0:
+        if not level_key or np.ndim(self._variable_indices[level_key[0]]) == 0:
             values = values.take(0, axis=level_axis)
         return values if np.ndim(time_indices) else values[0]

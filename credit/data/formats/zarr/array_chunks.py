@@ -26,12 +26,12 @@ class ArrayPart:
     Attributes:
         array_name: name of the array; its dimensions include ``time`` and ``variable``.
         times: (N,) indices in the array of the times of the variable.
-        rows: (L,) indices along ``variable`` of the levels of the variable; a single index without levels.
+        variable_indices: (L,) indices along ``variable`` of the levels of the variable; a single index without levels.
     """
 
     array_name: str
     times: np.ndarray
-    rows: np.ndarray
+    variable_indices: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RemoteArrays:
         variable_name: str,
         dims: Mapping[str, str],
         times: np.ndarray,
-        level_rows: Sequence[int] | None,
+        level_indices: Sequence[int] | None,
     ) -> tuple[ArrayChunks, set[tuple[int, ...]]]:
         """Return the array that contains a variable, and the positions of the chunks with the requested values.
 
@@ -119,19 +119,21 @@ class RemoteArrays:
             variable_name: name of a variable of the dataset.
             dims: role (``time``, ``level``) -> name of the dimension of the variable.
             times: indices of the requested times in the dataset; ignored for a variable without a time dimension.
-            level_rows: indices of the requested levels; None for a variable without levels.
+            level_indices: indices of the requested levels; None for a variable without levels.
         """
         part = dataset.variables[variable_name].encoding.get(ARRAY_PART)
         indices = {dim: np.array([position]) for dim, position in self.fixed_positions.items()}
         if part is not None:
-            rows = part.rows if level_rows is None else part.rows[list(level_rows)]
-            indices |= {"time": part.times[times], "variable": rows}
+            variable_indices = (
+                part.variable_indices if level_indices is None else part.variable_indices[list(level_indices)]
+            )
+            indices |= {"time": part.times[times], "variable": variable_indices}
             array = self._find_array(part.array_name, ())
         else:
             if "time" in dims:
                 indices[dims["time"]] = times
-            if "level" in dims and level_rows is not None:
-                indices[dims["level"]] = np.array(level_rows)
+            if "level" in dims and level_indices is not None:
+                indices[dims["level"]] = np.array(level_indices)
             array = self._find_array(variable_name, dataset.variables[variable_name].dims)
         return array, array.find_chunks(indices)
 

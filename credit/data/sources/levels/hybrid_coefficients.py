@@ -59,7 +59,7 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
         is_hybrid = variable.attrs.get("standard_name") == _STANDARD_NAME or has_hyam
         if hpa_per_unit and not is_hybrid:
             return HybridLevels.from_pressures(values, hpa_per_unit * _PA_PER_HPA)
-        table, is_row_by_row = _find_table(dataset, coordinate, origin)
+        table, is_row_by_row = _find_hybrid_levels(dataset, coordinate, origin)
     if table is None:
         raise DataError(
             f"{origin}: the coefficients of its hybrid levels ({coordinate}) are missing: the file has neither "
@@ -68,7 +68,7 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
         )
     if is_row_by_row:
         return table
-    return table.select(_match_rows(table, values, coordinate, origin))
+    return table.select(_match_levels_to_table(table, values, coordinate, origin))
 
 
 def load_coefficients(path: Path, key: str) -> HybridLevels:
@@ -91,7 +91,7 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
             if "formula_terms" in variable.attrs and variable.ndim == 1:
                 coordinate = str(name)
                 break
-        table, _ = _find_table(dataset, coordinate, str(path))
+        table, _ = _find_hybrid_levels(dataset, coordinate, str(path))
     if table is None:
         raise DataError(
             f"{key}: {path} has no coefficients: neither formula_terms nor hyam and hybm or hyai and hybi; name a file "
@@ -132,7 +132,7 @@ def _read_csv(path: Path, key: str) -> HybridLevels:
     return _build_from_half_levels(a, b, f"{key}: {path}")
 
 
-def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
+def _find_hybrid_levels(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
     """Return the hybrid levels that the coefficients in a file describe.
 
     Args:
@@ -178,7 +178,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
     # If the number of layers differs from the number of full levels, the half levels do not belong to the full levels.
     if bounds is None or len(bounds[0]) != a.size:
         bounds = (None, None)
-    levels = HybridLevels(values, _float64_values(a) * pa_per_unit, _float64_values(b), *bounds)
+    levels = HybridLevels(values, _read_float64_values(a) * pa_per_unit, _read_float64_values(b), *bounds)
     _require_monotonic_pressure(levels, origin)
     return levels, is_row_by_row
 
@@ -189,7 +189,7 @@ def _read_formula_terms(variable: xr.Variable) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
-def _float64_values(variable: xr.Variable) -> np.ndarray:
+def _read_float64_values(variable: xr.Variable) -> np.ndarray:
     """Return the values of a variable as float64 with at least one dimension."""
     return np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
 
@@ -224,12 +224,12 @@ def _find_reference_pressure(
         DataError: if the coefficients are fractions, and p0 is not known.
     """
     has_pressure_units = _read_units(a) in PRESSURE_IN_HPA
-    if has_pressure_units or np.abs(_float64_values(a)).max() > _LARGEST_FRACTION:
+    if has_pressure_units or np.abs(_read_float64_values(a)).max() > _LARGEST_FRACTION:
         return None
     if name in dataset.variables:
         return float(dataset.variables[name].values) * _find_pascals_per_unit(dataset.variables[name])
     # The value of a level is usually its pressure in hPa over a surface at p0 = 1000 hPa.
-    sums = _float64_values(a) + _float64_values(b)
+    sums = _read_float64_values(a) + _read_float64_values(b)
     if values is not None and np.allclose(values, 1000.0 * sums, rtol=1e-4):
         return 1e5
     raise DataError(
@@ -247,7 +247,7 @@ def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
         return None
     a = dataset.variables["hyai"]
     b = dataset.variables["hybi"]
-    if a.size < 2 or not _reaches_ground(_float64_values(a), _float64_values(b)):
+    if a.size < 2 or not _reaches_surface(_read_float64_values(a), _read_float64_values(b)):
         return None
     a_middle = _average_neighbours(a)
     b_middle = _average_neighbours(b)
@@ -256,16 +256,16 @@ def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
         values = np.atleast_1d(dataset.variables["lev"].values)
     p0 = _find_reference_pressure(dataset, a_middle, b_middle, "P0", values, origin)
     pa_per_unit = _find_pascals_per_unit(a) if p0 is None else p0
-    return _build_from_half_levels(_float64_values(a) * pa_per_unit, _float64_values(b), origin)
+    return _build_from_half_levels(_read_float64_values(a) * pa_per_unit, _read_float64_values(b), origin)
 
 
 def _average_neighbours(variable: xr.Variable) -> xr.Variable:
     """Return the means of adjacent half levels, with the attributes of `variable`."""
-    values = _float64_values(variable)
+    values = _read_float64_values(variable)
     return xr.Variable(variable.dims, 0.5 * (values[1:] + values[:-1]), variable.attrs)
 
 
-def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
+def _reaches_surface(a: np.ndarray, b: np.ndarray) -> bool:
     """Return True if the last half level is the surface, where a is 0 and b is 1."""
     return a[-1] == 0.0 and b[-1] == 1.0
 
@@ -281,7 +281,7 @@ def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> Hybrid
     Raises:
         DataError: if the half levels do not extend to the surface, or their pressure is not monotonic.
     """
-    if len(a) < 2 or not _reaches_ground(a, b):
+    if len(a) < 2 or not _reaches_surface(a, b):
         raise DataError(
             f"{origin}: coefficients of half levels must extend from the top to the ground, where a is 0 and b is 1"
         )
@@ -334,7 +334,7 @@ def _read_bounds(
     return np.take_along_axis(a_values, order, axis=1), np.take_along_axis(b_values, order, axis=1)
 
 
-def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
+def _match_levels_to_table(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
     """Return the index of each level of a file in the table of all levels of the model, (levels of the file,) int64.
 
     Levels are matched by their values. If the values do not match, but the file has the same number of levels as the

@@ -42,11 +42,11 @@ class LevelResolver:
         self._run_levels = self._load_levels(conf.coefficients, "data.coefficients")
         # For each source, all levels of its model; None if the config names no file with coefficients.
         self._source_levels: list[HybridLevels | None] = []
-        for number, source in enumerate(conf.sources):
+        for source_number, source in enumerate(conf.sources):
             path = None
             if source.vertical is not None:
                 path = source.vertical.coefficients
-            self._source_levels.append(self._load_levels(path, f"data.sources.{number}.vertical.coefficients"))
+            self._source_levels.append(self._load_levels(path, f"data.sources.{source_number}.vertical.coefficients"))
 
     def _load_levels(self, path: str | None, key: str) -> HybridLevels | None:
         """Return the levels from a file with coefficients; None if `path` is None.
@@ -61,7 +61,7 @@ class LevelResolver:
         return load_coefficients(Path(path), key)
 
     def find_level_mapping(
-        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
+        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, source_number: int, origin: str
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
         """Return the indices of the levels to read from a file, and their mapping to the levels of the run.
 
@@ -69,7 +69,7 @@ class LevelResolver:
             dataset: the open file.
             coordinate: name of the level coordinate in the file.
             request: the variable that the run needs.
-            number: index of the source of the file in ``data.sources``.
+            source_number: index of the source of the file in ``data.sources``.
             origin: name of the file, for error messages.
 
         Returns:
@@ -80,23 +80,23 @@ class LevelResolver:
             DataError: if coefficients or levels are missing, or a level of the run is above all levels of the file.
         """
         kind = self._conf.options_of(request.target_variable).derive
-        vertical = self._conf.sources[number].vertical
+        vertical = self._conf.sources[source_number].vertical
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
                 f"data.variable_options.{request.target_variable}.derive: {kind} is computed on hybrid levels, from "
-                f"surface pressure and surface geopotential; set both in data.sources.{number}.vertical"
+                f"surface pressure and surface geopotential; set both in data.sources.{source_number}.vertical"
             )
         needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
         # A source without `vertical` is on the levels of the run.
         if vertical is None:
-            level_mapping = self._map_pressure_levels(request, number) if needs_pressure else None
+            level_mapping = self._map_pressure_levels(request, source_number) if needs_pressure else None
             return None, level_mapping
         # Without coefficients, the pressure of the run's model levels is not known; levels are then matched by number.
         is_interpolated = self._conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
-        levels = read_levels(dataset, coordinate, self._source_levels[number], origin)
+        levels = read_levels(dataset, coordinate, self._source_levels[source_number], origin)
         # Interpolation and the integrals of derived variables need the levels from the top down.
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
@@ -130,7 +130,7 @@ class LevelResolver:
         rows = match_levels(run_levels.values, request.levels, request.target_variable, "", origin)
         return run_levels.select(rows)
 
-    def _map_pressure_levels(self, request: VariableRequest, number: int) -> LevelMapping:
+    def _map_pressure_levels(self, request: VariableRequest, source_number: int) -> LevelMapping:
         """Return the mapping for a source that is already on the pressure levels of the run.
 
         The fields are not interpolated, but formulas need the pressure of the levels.
@@ -141,19 +141,19 @@ class LevelResolver:
         if self._conf.level_units == "model_level":
             raise DataError(
                 f"data.variable_options.{request.target_variable}.derive: the pressure of model levels must be known; "
-                f"set data.sources.{number}.vertical"
+                f"set data.sources.{source_number}.vertical"
             )
         levels = HybridLevels.from_pressures(request.levels, PA_PER_LEVEL_UNIT[self._conf.level_units])
         return LevelMapping(levels, None, tuple(range(len(levels))))
 
 
-def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:
+def require_full_column(levels: HybridLevels, derived_variable: str, file_variable: str, origin: str) -> None:
     """Raise DataError if a column of hybrid levels has a gap or does not extend to the surface.
 
     Args:
         levels: the levels of the column, from the top down.
-        derived: name of the variable that is derived from the column, for error messages.
-        source: name of the variable in the file that is on these levels, for error messages.
+        derived_variable: name of the variable that is derived from the column, for error messages.
+        file_variable: name of the variable in the file that is on these levels, for error messages.
         origin: name of the file, for error messages.
 
     Raises:
@@ -166,8 +166,8 @@ def require_full_column(levels: HybridLevels, derived: str, source: str, origin:
         is_complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)
     if not is_complete:
         raise DataError(
-            f"{origin}: {derived} is derived from complete columns, but {source} has {len(levels)} levels "
-            f"({levels.values[0]:g} to {levels.values[-1]:g}) that do not extend to the ground, or have no "
-            "coefficients of half levels (hyai and hybi, bounds, pv); add the levels or coefficients, or name a file "
-            "with the coefficients: data.sources.N.vertical.coefficients"
+            f"{origin}: {derived_variable} is derived from complete columns, but {file_variable} has "
+            f"{len(levels)} levels ({levels.values[0]:g} to {levels.values[-1]:g}) that do not extend to the ground, "
+            "or have no coefficients of half levels (hyai and hybi, bounds, pv); add the levels or coefficients, or "
+            "name a file with the coefficients: data.sources.N.vertical.coefficients"
         )

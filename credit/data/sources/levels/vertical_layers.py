@@ -115,18 +115,18 @@ def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
     return VerticalLayers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
 
 
-def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, units: str) -> VerticalLayers:
+def _build_layers_of_pressure_levels(levels: Sequence[float], pascals_per_unit: float, units: str) -> VerticalLayers:
     """Return the layers of pressure levels, whose edges are half way between neighbours.
 
     Args:
         levels: (K,) pressures of the levels, in any order.
-        pascal: number of Pa in a unit of `levels`.
+        pascals_per_unit: number of Pa in a unit of `levels`.
         units: name of the unit, for error messages.
 
     Raises:
         ConfigError: if the levels are too few or too far apart to represent complete columns.
     """
-    pressure = np.asarray(levels, dtype=np.float64) * pascal
+    pressure = np.asarray(levels, dtype=np.float64) * pascals_per_unit
     order = np.argsort(pressure)
     downward_pressure = pressure[order]
     max_distance = np.inf
@@ -140,9 +140,10 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
     if not is_whole_column:
         raise ConfigError(
             f"data.levels: {_format_levels(levels)} {units} do not represent complete columns, over which the budgets "
-            f"of model.postprocess are summed: the uppermost level must be at most {_MAX_UPPERMOST_PA / pascal:g} "
-            f"{units}, the lowest level at least {_MIN_LOWEST_PA / pascal:g}, and the distance between adjacent levels "
-            f"at most {_MAX_DISTANCE_PA / pascal:g}; {_ADVICE}"
+            f"of model.postprocess are summed: the uppermost level must be at most "
+            f"{_MAX_UPPERMOST_PA / pascals_per_unit:g} {units}, the lowest level at least "
+            f"{_MIN_LOWEST_PA / pascals_per_unit:g}, and the distance between adjacent levels "
+            f"at most {_MAX_DISTANCE_PA / pascals_per_unit:g}; {_ADVICE}"
         )
     # Column 0 has the upper edges, column 1 the lower edges. The uppermost edge is 0, the top of the atmosphere.
     middle = 0.5 * (downward_pressure[1:] + downward_pressure[:-1])

@@ -47,7 +47,7 @@ class FetchEstimate:
         return sum(array.num_chunks * array.chunk_bytes for array in self.arrays)
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         """Estimated duration of fetching in seconds at the measured rate; `measured_bytes` must not be 0."""
         return self.total_bytes * self.measured_seconds / self.measured_bytes
 
@@ -73,7 +73,7 @@ class FetchEstimate:
         rate = self.measured_bytes / self.measured_seconds
         lines.append(
             f"to fetch: {num_chunks} chunks, {format_bytes(self.total_bytes)}, in about "
-            f"{format_seconds(self.seconds)} at the {format_bytes(rate)}/s of the first "
+            f"{format_seconds(self.total_seconds)} at the {format_bytes(rate)}/s of the first "
             f"{format_bytes(self.measured_bytes)}"
         )
         return "\n".join(lines)

@@ -97,7 +97,7 @@ class FetchPlan:
                 dataset = self._files.get(*store_key)
                 remote_arrays = dataset.encoding[REMOTE_ARRAYS]
                 array, chunks = remote_arrays.find_chunks(
-                    dataset, layout.name, layout.dims, positions, layout.level_rows
+                    dataset, layout.name, layout.dims, positions, layout.level_indices
                 )
                 key = store_key, array.name
                 if key not in needed_chunks:

@@ -15,7 +15,7 @@ from credit.data.sources.series import JoinedSeries, VariableSeries
 _COPIES = 3
 
 
-def list_inputs(series: VariableSeries) -> list[VariableSeries]:
+def list_additional_inputs(series: VariableSeries) -> list[VariableSeries]:
     """Return the inputs of a derived or interpolated variable without the main input; empty for any other variable."""
     if not isinstance(series, DerivedSeries):
         return []
@@ -25,19 +25,19 @@ def list_inputs(series: VariableSeries) -> list[VariableSeries]:
 def list_file_variables(series: VariableSeries) -> list[FileVariable]:
     """Return the file variables from which a variable and its inputs are read."""
     if isinstance(series, JoinedSeries):
-        return [file_variable for part in series.parts for file_variable in list_file_variables(part)]
+        return [file_variable for inner in series.source_series for file_variable in list_file_variables(inner)]
     file_variables = list(series.file_variables)
-    for input_series in list_inputs(series):
+    for input_series in list_additional_inputs(series):
         file_variables += list_file_variables(input_series)
     return file_variables
 
 
-def count_read_bytes(series: VariableSeries) -> int:
+def estimate_read_memory(series: VariableSeries) -> int:
     """Return the memory in bytes that is needed to read one time of a variable."""
     if isinstance(series, JoinedSeries):
-        return max(count_read_bytes(part) for part in series.parts)
+        return max(estimate_read_memory(inner) for inner in series.source_series)
     # Packed values are unpacked as float64. All inputs of a derived variable are in memory at once, as float32.
-    num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in list_inputs(series))
+    num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in list_additional_inputs(series))
     num_values = series.file_variables[0].layout.values_per_time
     return 8 * _COPIES * num_values + 4 * num_input_values
 
@@ -45,9 +45,9 @@ def count_read_bytes(series: VariableSeries) -> int:
 def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
     """Return the largest number of file times that are read for one of `times`, because chunks are read completely."""
     if isinstance(series, JoinedSeries):
-        return max(count_file_times_per_time(part, times) for part in series.parts)
+        return max(count_file_times_per_time(inner, times) for inner in series.source_series)
     max_file_times = 1
-    for read_series in (series, *list_inputs(series)):
+    for read_series in (series, *list_additional_inputs(series)):
         for file_variable in read_series.file_variables:
             layout = file_variable.layout
             if layout.times_per_chunk == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
@@ -81,9 +81,9 @@ def list_file_reads(series: VariableSeries, indices: np.ndarray) -> Iterator[tup
         indices: indices of the times in the series.
     """
     if isinstance(series, JoinedSeries):
-        for number, part in enumerate(series.parts):
-            is_in_part = series.part_index[indices] == number
-            yield from list_file_reads(part, series.index_in_part[indices][is_in_part])
+        for number, inner in enumerate(series.source_series):
+            is_in_series = series.series_index[indices] == number
+            yield from list_file_reads(inner, series.index_in_series[indices][is_in_series])
         return
     file_index = series.file_index[indices]
     position = series.position[indices]

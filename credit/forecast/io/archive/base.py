@@ -131,7 +131,7 @@ class ForecastArchive(ForecastSource):
             DataError: if the forecast cannot be read.
         """
 
-    def _select(
+    def _read_arrays_at(
         self,
         source: Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable],
         position: Mapping[str, int],

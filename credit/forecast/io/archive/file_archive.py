@@ -206,7 +206,7 @@ class FileArchive(ForecastArchive):
         """Return the arrays ([M,] [L,] H, W) of all variables or of one channel at index `row` of the times."""
         try:
             with _open_file(path) as (variables, _):
-                return self._select(variables, {"time": row}, path, channel)
+                return self._read_arrays_at(variables, {"time": row}, path, channel)
         except (OSError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
 

@@ -77,7 +77,7 @@ class ZarrArchive(ForecastArchive):
         """Return the array of each variable at one lead time, ([M,] [L,] H, W); see `ForecastArchive`."""
         init, lead = self._leading_dims
         position = {init: self._init_index[initial_minutes], lead: lead_index}
-        return self._select(self._source, position, self.origin, channel)
+        return self._read_arrays_at(self._source, position, self.origin, channel)
 
 
 def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:

@@ -80,7 +80,7 @@ class FileFormat(ABC):
         path.unlink(missing_ok=True)
 
 
-def move(source: Path, target: Path) -> None:
+def flush_and_rename(source: Path, target: Path) -> None:
     """Flush the file `source` to disk, and rename it to `target`.
 
     The flush ensures that even after a power failure, only a complete file has the final name.

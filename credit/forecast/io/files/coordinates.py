@@ -23,7 +23,7 @@ from credit.forecast.io.schema import (
     VALID_TIME,
     ForecastSchema,
     OutputVariable,
-    window_bounds,
+    build_window_bounds,
 )
 
 
@@ -65,7 +65,7 @@ def build_coordinates(schema: ForecastSchema, initial_minutes: int, part: FilePa
     # Valid times. Means or sums over different windows need time coordinates with different bounds.
     valid_minutes = initial_minutes + schema.lead_minutes[part.lead_indices]
     time_attributes = schema.time_attributes()
-    windows = {name: window for window, name in schema.time_names("time").items()}
+    windows = {name: window for window, name in schema.time_names_by_window("time").items()}
     for name in dict.fromkeys(("time", *windows)):
         attributes = {**VALID_TIME, **time_attributes}
         if name in windows:
@@ -74,7 +74,9 @@ def build_coordinates(schema: ForecastSchema, initial_minutes: int, part: FilePa
             attributes["axis"] = "T"
         add(name, ("time",), valid_minutes, attributes)
         if name in windows:
-            add(f"{name}_bnds", ("time", "bnds"), window_bounds(windows[name], initial_minutes, valid_minutes), {})
+            add(
+                f"{name}_bnds", ("time", "bnds"), build_window_bounds(windows[name], initial_minutes, valid_minutes), {}
+            )
 
     # Initial time and lead times.
     add("forecast_reference_time", (), initial_minutes, {**INITIAL_TIME, **time_attributes})
@@ -101,7 +103,7 @@ def build_field_attributes(schema: ForecastSchema, variable: OutputVariable, par
     """Return the CF attributes of a variable of a forecast file."""
     # The CF attribute `coordinates` lists coordinates that are not dimensions.
     coordinates = ["forecast_period", "forecast_reference_time"]
-    time_name = schema.time_names("time").get(variable.window, "time")
+    time_name = schema.time_names_by_window("time").get(variable.window, "time")
     if time_name != "time":
         coordinates.append(time_name)
     if part.member is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import netCDF4
 import numpy as np
 
-from credit.forecast.io.files.base import FileFormat, OpenFile, move
+from credit.forecast.io.files.base import FileFormat, OpenFile, flush_and_rename
 from credit.forecast.io.files.coordinates import build_coordinates, build_field_attributes, build_file_schema
 from credit.forecast.io.files.names import EXTENSIONS, FilePart
 from credit.forecast.io.schema import MEMBER, ForecastSchema, OutputVariable, use_stored_level_dims
@@ -44,13 +44,13 @@ class NetcdfFormat(FileFormat):
         """
         try:
             with netCDF4.Dataset(path) as dataset:
-                if self._has_content(dataset, part):
+                if self._has_expected_content(dataset, part):
                     return {name: dataset.getncattr(name) for name in dataset.ncattrs()}
         except (OSError, RuntimeError):
             pass
         return None
 
-    def _has_content(self, dataset: netCDF4.Dataset, part: FilePart) -> bool:
+    def _has_expected_content(self, dataset: netCDF4.Dataset, part: FilePart) -> bool:
         """Return True if a netCDF file contains the variables, lead times and member that would be written."""
         stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
         schema = use_stored_level_dims(build_file_schema(self._schema, part), stored_dims)
@@ -64,7 +64,7 @@ class NetcdfFormat(FileFormat):
             return False
         if part.member is not None and (MEMBER not in dataset.variables or dataset[MEMBER][...] != part.member):
             return False
-        return all(_is_as_defined(dataset, schema, variable, part) for variable in schema.variables)
+        return all(_has_same_definition(dataset, schema, variable, part) for variable in schema.variables)
 
 
 class _NetcdfFile(OpenFile):
@@ -111,7 +111,7 @@ class _NetcdfFile(OpenFile):
 
     def publish(self, path: Path) -> None:
         """Rename the complete, closed file to its final name."""
-        move(self._path, path)
+        flush_and_rename(self._path, path)
 
     def discard(self) -> None:
         """Close and remove the incomplete file."""
@@ -165,7 +165,9 @@ def define_variable(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: 
     netcdf_variable.setncatts(build_field_attributes(schema, variable, part))
 
 
-def _is_as_defined(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> bool:
+def _has_same_definition(
+    dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart
+) -> bool:
     """Return True if a stored variable has the dimensions and attributes that `define_variable` would write."""
     stored = dataset[variable.name]
     dim = variable.level_dim

@@ -142,7 +142,7 @@ class FileForecastWriter:
         except BaseException:
             self.discard(initial_minutes)
             raise
-        if not any(file.missing for file in files):
+        if not any(file.unwritten for file in files):
             del self._open_files[initial_minutes]
 
     def _begin_forecast(self, initial_minutes: int) -> None:
@@ -197,7 +197,7 @@ class _ForecastFile:
 
     Attributes:
         path: final path of the file.
-        missing: pairs (index of the lead time, member) that were not written yet.
+        unwritten: pairs (index of the lead time, member) whose fields were not written yet.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class _ForecastFile:
         if part.member is not None:
             part_members = [part.member]
         self._content = frozenset(itertools.product(part.lead_indices, part_members))
-        self.missing = set(self._content)
+        self.unwritten = set(self._content)
         # The name is unique, because another run may write the same forecast into this folder.
         self._temporary_path = temporary_path(path)
         # Inode and modification time of the complete file, if it did not replace an older file.
@@ -232,9 +232,9 @@ class _ForecastFile:
         if self._file is None:
             self._file = self._format.create(self._temporary_path, initial_minutes, self._part, self._attributes)
         self._file.put(lead_index, member, fields_CHW)
-        self.missing.discard((lead_index, member))
-        if not self.missing:
-            self._complete(self._file)
+        self.unwritten.discard((lead_index, member))
+        if not self.unwritten:
+            self._publish_complete_file(self._file)
             return
         start_writeback(self._temporary_path)
         # Compressed fields may stay in memory, so the file may not change. Update its modification time, so that other
@@ -242,7 +242,7 @@ class _ForecastFile:
         with suppress(OSError):
             os.utime(self._temporary_path)
 
-    def _complete(self, file: OpenFile) -> None:
+    def _publish_complete_file(self, file: OpenFile) -> None:
         """Flush the file to disk and give it its final name."""
         file.close()
         identity = _build_file_identity(self._temporary_path.stat())

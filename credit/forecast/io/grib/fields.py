@@ -165,13 +165,13 @@ def _plan_levels(variable: OutputVariable, schema: ForecastSchema, options: Grib
     assert variable.level_dim is not None
     levels = schema.levels[variable.level_dim]
     if schema.level_units == "model_level":
-        numbers = _number_model_levels(variable.name, levels, options)
+        numbers = _find_model_level_numbers(variable.name, levels, options)
         return [_build_surface("hybrid", number) for number in numbers]
     hpa_per_unit = 1.0 if schema.level_units == "hPa" else 1.0 / _PA_PER_HPA
     return [_build_surface("isobaricInhPa", level * hpa_per_unit) for level in levels]
 
 
-def _number_model_levels(name: str, levels: Sequence[float], options: GribOptions) -> list[int]:
+def _find_model_level_numbers(name: str, levels: Sequence[float], options: GribOptions) -> list[int]:
     """Return the numbers of model levels, counted from 1 at the top.
 
     If the coefficients of the model levels are known, the number of a level is its position in the list of

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.errors import DataError
-from credit.forecast.io.files.base import FileFormat, OpenFile, move
+from credit.forecast.io.files.base import FileFormat, OpenFile, flush_and_rename
 from credit.forecast.io.files.coordinates import build_coordinates, build_field_attributes, build_file_schema
 from credit.forecast.io.files.names import EXTENSIONS, PREFIX, FilePart
 from credit.forecast.io.grib.fields import build_half_level_coefficients
@@ -196,8 +196,8 @@ class _GribFile(OpenFile):
         self._temporary_paths.append(temporary_index)
         temporary_index.write_text(index.to_json(), encoding="utf-8")
         final_index.unlink(missing_ok=True)
-        move(self._path, path)
-        move(temporary_index, final_index)
+        flush_and_rename(self._path, path)
+        flush_and_rename(temporary_index, final_index)
 
     def _list_offsets(self) -> dict[str, list[list[list[int]]]]:
         """Return the offset of each message in bytes, in the structure of `GribIndex.messages`."""

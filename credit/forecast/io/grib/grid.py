@@ -16,7 +16,7 @@ _UNITS_PER_DEGREE = 10**6
 _SPHERE = 6
 
 
-def describe_grid(grid: LatLonGrid) -> dict[str, int | str | None]:
+def build_grid_keys(grid: LatLonGrid) -> dict[str, int | str | None]:
     """Return the ecCodes keys that describe a grid (section 3), in the order in which they must be set.
 
     The value None marks a key as missing.

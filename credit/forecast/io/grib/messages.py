@@ -16,7 +16,7 @@ import numpy as np
 from credit.data.formats.grib.messages import import_eccodes
 from credit.errors import ConfigError
 from credit.forecast.io.grib.fields import FieldPlan, FixedSurface, build_half_level_coefficients, plan_fields
-from credit.forecast.io.grib.grid import describe_grid
+from credit.forecast.io.grib.grid import build_grid_keys
 from credit.forecast.io.grib.options import GribOptions
 from credit.forecast.io.schema import SINCE_START, ForecastSchema
 
@@ -76,21 +76,21 @@ class MessageEncoder:
     def _set_common_keys(self) -> None:
         """Set the keys that all messages of a run have in common."""
         conf = self._options.conf
-        self._set("tablesVersion", _TABLES_VERSION)
+        self._set_key("tablesVersion", _TABLES_VERSION)
         try:
-            self._set("centre", conf.centre)
+            self._set_key("centre", conf.centre)
         except self._eccodes.CodesInternalError as error:
             raise ConfigError(
                 f'inference.grib.centre: "{conf.centre}" is not a centre of the tables of ecCodes ({error}); give the '
                 "short name of the centre, such as edzw, or its number in WMO common code table C-11"
             ) from error
-        self._set("subCentre", conf.sub_centre)
-        self._set("significanceOfReferenceTime", 1)  # start of the forecast (code table 1.2)
-        self._set("productionStatusOfProcessedData", _STATUS[conf.status])
-        for key, value in describe_grid(self.schema.grid).items():
-            self._set(key, value)
+        self._set_key("subCentre", conf.sub_centre)
+        self._set_key("significanceOfReferenceTime", 1)  # start of the forecast (code table 1.2)
+        self._set_key("productionStatusOfProcessedData", _STATUS[conf.status])
+        for key, value in build_grid_keys(self.schema.grid).items():
+            self._set_key(key, value)
         try:
-            self._set("packingType", _PACKING_TYPES[conf.packing])
+            self._set_key("packingType", _PACKING_TYPES[conf.packing])
             # Encode an arbitrary field with different values, to test whether the packing works.
             self._encode_values(self._base, np.arange(math.prod(self.schema.grid.shape)), None)
         except self._eccodes.CodesInternalError as error:
@@ -98,7 +98,7 @@ class MessageEncoder:
                 f"inference.grib.packing: {conf.packing}: this build of ecCodes cannot write it ({error}); set simple"
             ) from error
 
-    def _set(self, key: str, value: float | str | None, handle: int | None = None) -> None:
+    def _set_key(self, key: str, value: float | str | None, handle: int | None = None) -> None:
         """Set a key of a message.
 
         Args:
@@ -152,20 +152,20 @@ class MessageEncoder:
         is_ensemble = members is not None
         is_control = self._options.has_control and member == 0
         discipline, category, number = plan.parameter.numbers
-        self._set("discipline", discipline, handle)
+        self._set_key("discipline", discipline, handle)
         processed_data = _FORECAST
         if is_ensemble:
             processed_data = _CONTROL_FORECAST if is_control else _PERTURBED_FORECAST
-        self._set("typeOfProcessedData", processed_data, handle)
-        self._set("productDefinitionTemplateNumber", _TEMPLATES[is_ensemble, plan.process is not None], handle)
-        self._set("parameterCategory", category, handle)
-        self._set("parameterNumber", number, handle)
-        self._set("typeOfGeneratingProcess", _FROM_ENSEMBLE_FORECAST if is_ensemble else _FROM_FORECAST, handle)
-        self._set("generatingProcessIdentifier", self._options.conf.generating_process, handle)
+        self._set_key("typeOfProcessedData", processed_data, handle)
+        self._set_key("productDefinitionTemplateNumber", _TEMPLATES[is_ensemble, plan.process is not None], handle)
+        self._set_key("parameterCategory", category, handle)
+        self._set_key("parameterNumber", number, handle)
+        self._set_key("typeOfGeneratingProcess", _FROM_ENSEMBLE_FORECAST if is_ensemble else _FROM_FORECAST, handle)
+        self._set_key("generatingProcessIdentifier", self._options.conf.generating_process, handle)
         if is_ensemble:
-            self._set("typeOfEnsembleForecast", _UNPERTURBED if is_control else _PERTURBED, handle)
-            self._set("perturbationNumber", member, handle)
-            self._set("numberOfForecastsInEnsemble", members, handle)
+            self._set_key("typeOfEnsembleForecast", _UNPERTURBED if is_control else _PERTURBED, handle)
+            self._set_key("perturbationNumber", member, handle)
+            self._set_key("numberOfForecastsInEnsemble", members, handle)
 
     def _set_times(self, handle: int, plan: FieldPlan, initial_minutes: int, window_start: int, lead: int) -> None:
         """Set the initial time and either the lead time or, for a mean or sum, the window.
@@ -179,37 +179,37 @@ class MessageEncoder:
         """
         unit = _HOURS if self._minutes_per_unit == 60 else _MINUTES
         self._set_date(handle, initial_minutes, "")
-        self._set("indicatorOfUnitOfTimeRange", unit, handle)
+        self._set_key("indicatorOfUnitOfTimeRange", unit, handle)
         if plan.process is None:
-            self._set("forecastTime", lead // self._minutes_per_unit, handle)
+            self._set_key("forecastTime", lead // self._minutes_per_unit, handle)
             return
-        self._set("forecastTime", window_start // self._minutes_per_unit, handle)
+        self._set_key("forecastTime", window_start // self._minutes_per_unit, handle)
         self._set_date(handle, initial_minutes + lead, "OfEndOfOverallTimeInterval")
-        self._set("numberOfTimeRange", 1, handle)
-        self._set("typeOfStatisticalProcessing", plan.process, handle)
-        self._set("typeOfTimeIncrement", _SAME_START, handle)
-        self._set("indicatorOfUnitForTimeRange", unit, handle)
-        self._set("lengthOfTimeRange", (lead - window_start) // self._minutes_per_unit, handle)
-        self._set("indicatorOfUnitForTimeIncrement", _MISSING_UNIT, handle)
-        self._set("timeIncrement", 0, handle)
+        self._set_key("numberOfTimeRange", 1, handle)
+        self._set_key("typeOfStatisticalProcessing", plan.process, handle)
+        self._set_key("typeOfTimeIncrement", _SAME_START, handle)
+        self._set_key("indicatorOfUnitForTimeRange", unit, handle)
+        self._set_key("lengthOfTimeRange", (lead - window_start) // self._minutes_per_unit, handle)
+        self._set_key("indicatorOfUnitForTimeIncrement", _MISSING_UNIT, handle)
+        self._set_key("timeIncrement", 0, handle)
 
     def _set_date(self, handle: int, minutes: int, suffix: str) -> None:
         """Set the keys of a date (in minutes of the run's calendar); the names of the keys end with `suffix`."""
         date = self.schema.calendar.datetime(minutes)
         for name in ("year", "month", "day", "hour", "minute", "second"):
-            self._set(f"{name}{suffix}", getattr(date, name), handle)
+            self._set_key(f"{name}{suffix}", getattr(date, name), handle)
 
     def _set_surface(self, handle: int, surface: FixedSurface) -> None:
         """Set the keys of the level of a message."""
-        self._set("typeOfFirstFixedSurface", surface.first_type, handle)
-        self._set("scaleFactorOfFirstFixedSurface", surface.scale, handle)
-        self._set("scaledValueOfFirstFixedSurface", surface.scaled_value, handle)
-        self._set("typeOfSecondFixedSurface", surface.second_type, handle)
-        self._set("scaleFactorOfSecondFixedSurface", None, handle)
-        self._set("scaledValueOfSecondFixedSurface", None, handle)
+        self._set_key("typeOfFirstFixedSurface", surface.first_type, handle)
+        self._set_key("scaleFactorOfFirstFixedSurface", surface.scale, handle)
+        self._set_key("scaledValueOfFirstFixedSurface", surface.scaled_value, handle)
+        self._set_key("typeOfSecondFixedSurface", surface.second_type, handle)
+        self._set_key("scaleFactorOfSecondFixedSurface", None, handle)
+        self._set_key("scaledValueOfSecondFixedSurface", None, handle)
         is_model_level = self.schema.level_units == "model_level" and surface.first_type == 105
         if is_model_level and self._half_levels is not None:
-            self._set("PVPresent", 1, handle)
+            self._set_key("PVPresent", 1, handle)
             self._eccodes.codes_set_array(handle, "pv", self._half_levels)
 
     def _encode_values(self, handle: int, values_HW: np.ndarray, precision: float | None) -> None:
@@ -224,10 +224,10 @@ class MessageEncoder:
         is_missing = np.isnan(values)
         valid = values[~is_missing]
         value_range = float(np.ptp(valid)) if len(valid) else 0.0
-        self._set("bitsPerValue", choose_bits(value_range, precision, self._options.conf.bits), handle)
+        self._set_key("bitsPerValue", choose_bits(value_range, precision, self._options.conf.bits), handle)
         if is_missing.any():
-            self._set("bitmapPresent", 1, handle)
-            self._set("missingValue", _MISSING_VALUE, handle)
+            self._set_key("bitmapPresent", 1, handle)
+            self._set_key("missingValue", _MISSING_VALUE, handle)
             values = np.where(is_missing, _MISSING_VALUE, values)
         self._eccodes.codes_set_values(handle, values)
 

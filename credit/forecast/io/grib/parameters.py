@@ -205,7 +205,7 @@ def find_parameter(
     """
     parameter: GribParameter | None
     if name in configured:
-        parameter = _build_configured(name, configured[name])
+        parameter = _build_configured_parameter(name, configured[name])
     else:
         parameter = _BY_NAME.get((has_levels, standard_name)) or _BY_NAME.get((has_levels, name.lower()))
     key = f"inference.grib.parameters.{name}"
@@ -227,7 +227,7 @@ def find_parameter(
     return parameter
 
 
-def _build_configured(name: str, conf: GribParameterConfig) -> GribParameter:
+def _build_configured_parameter(name: str, conf: GribParameterConfig) -> GribParameter:
     """Build the parameter of a variable from its entry in ``inference.grib.parameters``.
 
     Raises:

@@ -71,11 +71,11 @@ class FailurePlan:
         world: number of GPUs.
         mtbf: mean time between failures of the job.
         checkpoint_bytes: size of a checkpoint in bytes.
-        stall: time for which training waits for a checkpoint.
-        write: time to write a checkpoint while training continues.
-        read: time to read a checkpoint on all ranks.
-        work: time of the run without checkpoints and failures.
-        step: time of an optimizer step.
+        stall_seconds: time for which training waits for a checkpoint.
+        write_seconds: time to write a checkpoint while training continues.
+        read_seconds: time to read a checkpoint on all ranks.
+        work_seconds: time of the run without checkpoints and failures.
+        step_seconds: time of an optimizer step.
         configured_steps: number of steps between checkpoints in the config.
     """
 
@@ -83,31 +83,31 @@ class FailurePlan:
     world: int
     mtbf: float
     checkpoint_bytes: float
-    stall: float
-    write: float
-    read: float
-    work: float
-    step: float
+    stall_seconds: float
+    write_seconds: float
+    read_seconds: float
+    work_seconds: float
+    step_seconds: float
     configured_steps: int
 
     @property
     def restart(self) -> float:
         """Time from a failure until training continues, if the job continues on the remaining nodes."""
-        return RENDEZVOUS_SECONDS + self.assumptions.startup_seconds + self.read
+        return RENDEZVOUS_SECONDS + self.assumptions.startup_seconds + self.read_seconds
 
     @property
     def best_steps(self) -> int:
         """Number of steps between checkpoints for which the run is shortest."""
         # A checkpoint must be written before the next checkpoint is copied, and an interval is at most the whole run.
-        interval = max(compute_best_interval(self.stall, self.mtbf), self.write - self.stall)
-        return max(1, round(min(interval, self.work) / self.step))
+        interval = max(compute_best_interval(self.stall_seconds, self.mtbf), self.write_seconds - self.stall_seconds)
+        return max(1, round(min(interval, self.work_seconds) / self.step_seconds))
 
     def expected_time(self, steps: int) -> float:
         """Return the expected time of the run with a checkpoint every `steps` steps."""
-        interval = min(steps * self.step, self.work)
+        interval = min(steps * self.step_seconds, self.work_seconds)
         # A copy waits for the end of the previous write.
-        stall = max(self.stall, self.write - interval)
-        return compute_run_time(self.work, interval, stall, self.write, self.restart, self.mtbf)
+        stall = max(self.stall_seconds, self.write_seconds - interval)
+        return compute_run_time(self.work_seconds, interval, stall, self.write_seconds, self.restart, self.mtbf)
 
     def lost_share(self, steps: int) -> float:
         """Return the expected fraction of the run that is used for checkpoints, repeated training and restarts.
@@ -115,11 +115,11 @@ class FailurePlan:
         Args:
             steps: number of steps between checkpoints.
         """
-        return 1 - self.work / self.expected_time(steps)
+        return 1 - self.work_seconds / self.expected_time(steps)
 
 
 def plan_failures(plan: Plan, run: PlannedRun, assumptions: FailureAssumptions) -> FailurePlan:
-    """Return the plan of failures of the recommended mesh."""
+    """Estimate how often a run on the recommended mesh fails, and how long its checkpoints and restarts take."""
     mesh = plan.best
     world = mesh.degrees.world
     checkpoint_bytes = estimate_checkpoint_bytes(plan, mesh)
@@ -135,11 +135,11 @@ def plan_failures(plan: Plan, run: PlannedRun, assumptions: FailureAssumptions) 
         world=world,
         mtbf=assumptions.mtbf_hours_per_gpu * 3600 / world,
         checkpoint_bytes=checkpoint_bytes,
-        stall=stall,
-        write=transfer_seconds,
-        read=transfer_seconds,
-        work=mesh.hours * 3600,
-        step=mesh.hours * 3600 / mesh.steps,
+        stall_seconds=stall,
+        write_seconds=transfer_seconds,
+        read_seconds=transfer_seconds,
+        work_seconds=mesh.hours * 3600,
+        step_seconds=mesh.hours * 3600 / mesh.steps,
         configured_steps=run.trainer.checkpoint_every or steps_per_epoch,
     )
 
@@ -162,12 +162,12 @@ def format_failures(failures: FailurePlan) -> str:
         "failures, for the recommended mesh (estimates):",
         f"  one failure every {format_seconds(failures.mtbf)} on {failures.world} GPUs: one per "
         f"{assumptions.mtbf_hours_per_gpu:g} GPU hours (--mtbf-per-gpu)",
-        f"  a checkpoint is {failures.checkpoint_bytes / 1e9:.2f} GB: training waits {failures.stall:.2f} s "
-        f"({stall_source}); the checkpoint is written in {failures.write:.1f} s at {assumptions.file_system_gbs:g} "
-        "GB/s (--file-system)",
+        f"  a checkpoint is {failures.checkpoint_bytes / 1e9:.2f} GB: training waits {failures.stall_seconds:.2f} s "
+        f"({stall_source}); the checkpoint is written in {failures.write_seconds:.1f} s at "
+        f"{assumptions.file_system_gbs:g} GB/s (--file-system)",
         f"  a restart takes {failures.restart:.0f} s = {RENDEZVOUS_SECONDS:g} until the other nodes continue "
         f"(min_nodes; otherwise the wait in the queue) + {assumptions.startup_seconds:g} for the start and the first "
-        f"batch (--startup) + {failures.read:.1f} to read the checkpoint",
+        f"batch (--startup) + {failures.read_seconds:.1f} to read the checkpoint",
         "",
         "| trainer.checkpoint_every | interval | lost fraction of the run | run | |",
         "|---|---|---|---|---|",
@@ -185,7 +185,7 @@ def failures_to_dict(failures: FailurePlan) -> dict[str, Any]:
         run_seconds = failures.expected_time(steps)
         intervals[name] = {
             "checkpoint_every": steps,
-            "interval_seconds": steps * failures.step,
+            "interval_seconds": steps * failures.step_seconds,
             "lost_share": failures.lost_share(steps),
             # JSON has no infinity; a run that never ends has the value null.
             "run_seconds": run_seconds if math.isfinite(run_seconds) else None,
@@ -193,12 +193,12 @@ def failures_to_dict(failures: FailurePlan) -> dict[str, Any]:
     return {
         "mtbf_seconds": failures.mtbf,
         "checkpoint_bytes": failures.checkpoint_bytes,
-        "stall_seconds": failures.stall,
-        "write_seconds": failures.write,
+        "stall_seconds": failures.stall_seconds,
+        "write_seconds": failures.write_seconds,
         "restart_seconds": failures.restart,
         "rendezvous_seconds": RENDEZVOUS_SECONDS,
         "startup_seconds": failures.assumptions.startup_seconds,
-        "read_seconds": failures.read,
+        "read_seconds": failures.read_seconds,
         **intervals,
     }
 
@@ -216,6 +216,6 @@ def format_seconds(seconds: float) -> str:
 def _format_row(failures: FailurePlan, steps: int, note: str) -> str:
     """Return the row of the Markdown table for a number of steps between checkpoints."""
     return (
-        f"| {steps} | {format_seconds(steps * failures.step)} | {failures.lost_share(steps):.2%} "
+        f"| {steps} | {format_seconds(steps * failures.step_seconds)} | {failures.lost_share(steps):.2%} "
         f"| {format_seconds(failures.expected_time(steps))} | {note} |"
     )

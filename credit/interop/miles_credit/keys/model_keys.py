@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from credit.interop.miles_credit.keys.row import KeyRow, derived, ignored, mapped, refused
+from credit.interop.miles_credit.keys.row import KeyRow, derived_rows, ignored_rows, mapped_rows, refused_rows
 
 _OTHER_NETWORK = "a key of a network without a counterpart; see `model.type`"
 _ONLY_FUXI = "a key of FuXi; the conversion of `model.type: fuxi` reads it"
@@ -19,84 +19,94 @@ def _fixer_rows() -> list[KeyRow]:
     rows = []
     for name in _FIXERS:
         section = f"model.post_conf.{name}"
-        rows += refused("12", f"{section}.activate", _DIFFERENT_BUDGET, harmless=(False, None))
-        rows += ignored("12", f"{section}.*", f"used only if `{name}` is active")
+        rows += refused_rows("12", f"{section}.activate", _DIFFERENT_BUDGET, harmless_values=(False, None))
+        rows += ignored_rows("12", f"{section}.*", f"used only if `{name}` is active")
     return rows
 
 
 ROWS: tuple[KeyRow, ...] = (
-    *mapped("12", "model.type", "`model.type`, and `model.decoder` of a WXFormer"),
-    *mapped(
+    *mapped_rows("12", "model.type", "`model.type`, and `model.decoder` of a WXFormer"),
+    *mapped_rows(
         "12",
         "model.dim model.depth model.dim_head model.global_window_size model.local_window_size "
         "model.cross_embed_kernel_sizes model.cross_embed_strides model.attn_dropout model.ff_dropout "
         "model.use_spectral_norm model.interp",
         "the same key",
     ),
-    *derived(
+    *derived_rows(
         "12",
         "model.image_height model.image_width",
         "the grid of the data; rows and columns must be latitudes and longitudes",
     ),
-    *derived(
+    *derived_rows(
         "12",
         "model.channels model.surface_channels model.input_only_channels model.output_only_channels",
         "the number of variables in `data.variables`",
     ),
-    *derived("12", "model.levels", "the number of `data.levels`"),
-    *derived("12", "model.frames", "`data.history_len`"),
-    *refused("12", "model.output_frames", "a step of this package has one output frame", harmless=(None, 1)),
-    *refused(
+    *derived_rows("12", "model.levels", "the number of `data.levels`"),
+    *derived_rows("12", "model.frames", "`data.history_len`"),
+    *refused_rows(
+        "12", "model.output_frames", "a step of this package has one output frame", harmless_values=(None, 1)
+    ),
+    *refused_rows(
         "12",
         "model.patch_height model.patch_width",
         "patches of a WXFormer are single cells; for a FuXi, the key is `model.patch_size`",
-        harmless=(None, 1),
+        harmless_values=(None, 1),
     ),
-    *ignored("12", "model.frame_patch_size model.static_channels", "the class of the network does not read this key"),
-    *mapped("12", "model.padding_conf.activate", "`model.padding`; null for none"),
-    *mapped("12", "model.padding_conf.mode", "`model.padding.mode`"),
-    *mapped(
+    *ignored_rows(
+        "12", "model.frame_patch_size model.static_channels", "the class of the network does not read this key"
+    ),
+    *mapped_rows("12", "model.padding_conf.activate", "`model.padding`; null for none"),
+    *mapped_rows("12", "model.padding_conf.mode", "`model.padding.mode`"),
+    *mapped_rows(
         "12",
         "model.padding_conf.pad_lat model.padding_conf.pad_lon",
         "`model.padding.lat`, `model.padding.lon`, in cells of the input grid",
     ),
-    *mapped("1", "model.pad_lat model.pad_lon", "`model.padding` with `mode: mirror`, unless `padding_conf` is given"),
-    *ignored("2", "model.pad_lat model.pad_lon", "generation 2 reads only `model.padding_conf`"),
-    *derived("12", "model.upsample_with_ps", "`model.decoder`, which is derived from `model.type`"),
-    *derived("12", "model.upsample_v_conv", "`model.decoder`; `crossformer` with true has no counterpart"),
-    *ignored("12", "model.decoder_attention_type", "the classes of `wxformer` and `crossformer` do not read this key"),
-    *refused("12", "model.attention_type", "attention in the decoder has no counterpart", harmless=(None,)),
-    *mapped("12", "model.post_conf.activate", "`model.postprocess` and `data.variable_options`"),
-    *mapped(
+    *mapped_rows(
+        "1", "model.pad_lat model.pad_lon", "`model.padding` with `mode: mirror`, unless `padding_conf` is given"
+    ),
+    *ignored_rows("2", "model.pad_lat model.pad_lon", "generation 2 reads only `model.padding_conf`"),
+    *derived_rows("12", "model.upsample_with_ps", "`model.decoder`, which is derived from `model.type`"),
+    *derived_rows("12", "model.upsample_v_conv", "`model.decoder`; `crossformer` with true has no counterpart"),
+    *ignored_rows(
+        "12", "model.decoder_attention_type", "the classes of `wxformer` and `crossformer` do not read this key"
+    ),
+    *refused_rows("12", "model.attention_type", "attention in the decoder has no counterpart", harmless_values=(None,)),
+    *mapped_rows("12", "model.post_conf.activate", "`model.postprocess` and `data.variable_options`"),
+    *mapped_rows(
         "12",
         "model.post_conf.tracer_fixer.activate model.post_conf.tracer_fixer.tracer_name "
         "model.post_conf.tracer_fixer.tracer_thres model.post_conf.tracer_fixer.tracer_thres_max",
         "`data.variable_options.NAME.minimum` and `maximum`",
     ),
-    *refused(
+    *refused_rows(
         "12",
         "model.post_conf.tracer_fixer.denorm",
         "bounds of normalised values; bounds of this package are in units of the variable",
-        harmless=(None, True),
+        harmless_values=(None, True),
     ),
-    *ignored("12", "model.post_conf.tracer_fixer.activate_outside_model", "bounds apply to the output of every step"),
+    *ignored_rows(
+        "12", "model.post_conf.tracer_fixer.activate_outside_model", "bounds apply to the output of every step"
+    ),
     *_fixer_rows(),
-    *refused("12", "model.post_conf.skebs.activate", "learned backscatter has no counterpart", (False, None)),
-    *ignored("12", "model.post_conf.skebs.*", "used only if `skebs` is active"),
-    *ignored("12", "model.post_conf.grid", "areas are derived from the coordinates of the data"),
-    *ignored(
+    *refused_rows("12", "model.post_conf.skebs.activate", "learned backscatter has no counterpart", (False, None)),
+    *ignored_rows("12", "model.post_conf.skebs.*", "used only if `skebs` is active"),
+    *ignored_rows("12", "model.post_conf.grid", "areas are derived from the coordinates of the data"),
+    *ignored_rows(
         "12",
         "model.post_conf.requires_scaling model.post_conf.scaling_coefs.*",
         "used only by the budget fixers",
     ),
-    *refused(
+    *refused_rows(
         "12",
         "model.num_heads model.num_groups model.window_size model.proj_drop model.attn_drop model.drop_path "
         "model.use_noise",
         _ONLY_FUXI,
-        harmless=(None, False, 0),
+        harmless_values=(None, False, 0),
     ),
-    *refused(
+    *refused_rows(
         "12",
         "model.architecture.* model.diffusion.* model.attn_dim_head model.attn_heads model.checkpoint_stages "
         "model.conditional_dimensions model.depths model.dim_mults model.drop_path_rate model.dropout model.edge_path "

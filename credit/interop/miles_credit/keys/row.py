@@ -1,4 +1,4 @@
-"""Row of the table of keys, and the possible dispositions (results) of a key."""
+"""Row of the table of miles-credit keys, and the possible results of the conversion of a key (dispositions)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class KeyRow:
         path: dotted key, with `ANY_NAME`, `ANY_VARIABLE` and `SUBTREE` as wildcards.
         disposition: result of the conversion of the key.
         text: for a mapped or derived key, the keys of this package, in Markdown; otherwise the reason.
-        harmless: for a refused key, the values with which it has no effect. With such a value, the key is ignored.
+        harmless_values: for a refused key, the values with which it has no effect. With such a value, the key is
+            ignored.
     """
 
     generations: str
     path: str
     disposition: Disposition
     text: str
-    harmless: tuple[Any, ...] = ()
+    harmless_values: tuple[Any, ...] = ()
 
     @cached_property
     def segments(self) -> tuple[str, ...]:
@@ -48,8 +49,8 @@ class KeyRow:
         return tuple(self.path.split("."))
 
 
-def mapped(generations: str, paths: str, text: str) -> list[KeyRow]:
-    """Return rows of mapped keys, whose values are kept or written in a different form.
+def mapped_rows(generations: str, paths: str, text: str) -> list[KeyRow]:
+    """Return a table row for each of some mapped keys, whose values are kept or written in a different form.
 
     Args:
         generations: generations of configs that have the keys, see `KeyRow`.
@@ -59,13 +60,16 @@ def mapped(generations: str, paths: str, text: str) -> list[KeyRow]:
     return [KeyRow(generations, path, Disposition.MAPPED, text) for path in paths.split()]
 
 
-def derived(generations: str, paths: str, text: str) -> list[KeyRow]:
-    """Return rows of derived keys, from which other values are computed; for the arguments see `mapped`."""
+def derived_rows(generations: str, paths: str, text: str) -> list[KeyRow]:
+    """Return a table row for each of some derived keys, which determine other values.
+
+    For the arguments see `mapped_rows`.
+    """
     return [KeyRow(generations, path, Disposition.DERIVED, text) for path in paths.split()]
 
 
-def ignored(generations: str, paths: str, reason: str) -> list[KeyRow]:
-    """Return rows of keys that can be ignored safely.
+def ignored_rows(generations: str, paths: str, reason: str) -> list[KeyRow]:
+    """Return a table row for each of some keys that need no counterpart in this package.
 
     Args:
         generations: generations of configs that have the keys, see `KeyRow`.
@@ -75,13 +79,13 @@ def ignored(generations: str, paths: str, reason: str) -> list[KeyRow]:
     return [KeyRow(generations, path, Disposition.IGNORED, reason) for path in paths.split()]
 
 
-def refused(generations: str, paths: str, reason: str, harmless: tuple[Any, ...] = ()) -> list[KeyRow]:
-    """Return rows of keys without a counterpart, which prevent a conversion.
+def refused_rows(generations: str, paths: str, reason: str, harmless_values: tuple[Any, ...] = ()) -> list[KeyRow]:
+    """Return a table row for each of some keys without a counterpart, which prevent a conversion.
 
     Args:
         generations: generations of configs that have the keys, see `KeyRow`.
         paths: dotted keys, separated by spaces; each key gets a row.
         reason: reason why there is no counterpart, and a remedy if there is one.
-        harmless: values with which the keys have no effect.
+        harmless_values: values with which the keys have no effect.
     """
-    return [KeyRow(generations, path, Disposition.REFUSED, reason, harmless) for path in paths.split()]
+    return [KeyRow(generations, path, Disposition.REFUSED, reason, harmless_values) for path in paths.split()]

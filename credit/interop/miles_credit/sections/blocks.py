@@ -16,8 +16,8 @@ _MASKED_VARIABLES = ("sst", "sea_surface_temperature", "SST", "SSTK", "sea_ice_c
 _LOG_OFFSET = 1e-8
 
 
-def convert_blocks(config: MilesConfig, draft: ConfigDraft, parts: DataParts) -> dict[str, str]:
-    """Write transforms and bounds into the draft, and record the normalisation in the report.
+def convert_pre_and_postblocks(config: MilesConfig, draft: ConfigDraft, parts: DataParts) -> dict[str, str]:
+    """Convert preblocks and postblocks: write transforms and bounds into the draft, and record the normalisation.
 
     Returns:
         "mean" and "std" -> path of the file of means or standard deviations, if the config names it.
@@ -42,7 +42,7 @@ def convert_blocks(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
 
 
 def _iterate_blocks(config: MilesConfig, section: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (dotted key, contents) of each block; in older files, blocks are directly in the section."""
+    """Yield (dotted key, contents) of each preblock or postblock; in older files, they are directly in the section."""
     for name, value in config.peek_section(section).items():
         if name == "per_step" and isinstance(value, Mapping):
             for block_name, block in value.items():
@@ -69,9 +69,11 @@ def _convert_preblock(
     arguments = config.get_section(f"{key}.args")
     names = _find_variables(config, f"{key}.args.variables", arguments.get("variables"), parts)
     if kind in ("concat", "to_device"):
-        report.derive(f"{key}.type", "`data.input_order` has the order of the channels")
+        report.record_derived(f"{key}.type", "`data.input_order` has the order of the channels")
     elif kind == "era5_normalizer":
-        report.derive(f"{key}.type", "fitted by `credit preprocess`; the files are defaults of `--mean` and `--std`")
+        report.record_derived(
+            f"{key}.type", "fitted by `credit preprocess`; the files are defaults of `--mean` and `--std`"
+        )
     elif kind == "bridgescaler_transform":
         _convert_scaler(config, key, arguments)
     elif kind in ("log_transform", "sqrt_transform"):
@@ -82,11 +84,11 @@ def _convert_preblock(
                 offset = to_number(arguments.get("eps", _LOG_OFFSET)) or _LOG_OFFSET
                 transform = {"kind": "log1p", "unit": offset}
             draft.set(f"data.transforms.{name}", transform)
-        report.derive(f"{key}.type", f"`data.transforms` of {', '.join(names)}")
+        report.record_derived(f"{key}.type", f"`data.transforms` of {', '.join(names)}")
     elif kind == "fill_values":
         _convert_filling(config, draft, parts, key, names)
     else:
-        report.refuse(f"{key}.type", f"`{kind}` has no counterpart; apply this block to the files yourself")
+        report.record_refused(f"{key}.type", f"`{kind}` has no counterpart; apply this block to the files yourself")
 
 
 def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any]) -> None:
@@ -94,29 +96,31 @@ def _convert_scaler(config: MilesConfig, key: str, arguments: Mapping[str, Any])
     report = config.report
     scaler_type = arguments.get("scaler_type", "standard")
     if scaler_type not in ("standard", "quantile"):
-        report.refuse(
+        report.record_refused(
             f"{key}.args.scaler_type",
             f"`{scaler_type}`: this package normalises with mean and standard deviation; use `data.transforms` for "
             "skewed variables",
         )
         return
     if scaler_type == "quantile":
-        report.derive(
+        report.record_derived(
             f"{key}.args.scaler_type",
             "approximate: normalised with mean and standard deviation instead of quantiles; consider "
             "`data.transforms` for skewed variables",
         )
         report.import_obstacles.append(f"`{key}.args.scaler_type`: inputs and outputs are quantiles")
     # The scalers are JSON files of a different library; a new training run does not need them.
-    report.derive(f"{key}.type", "mean and standard deviation of each channel, fitted by `credit preprocess`")
+    report.record_derived(f"{key}.type", "mean and standard deviation of each channel, fitted by `credit preprocess`")
     if arguments.get("spatial_variables"):
         names = ", ".join(arguments["spatial_variables"])
-        report.derive(f"{key}.args.spatial_variables", "approximate: statistics of each channel instead of each cell")
+        report.record_derived(
+            f"{key}.args.spatial_variables", "approximate: statistics of each channel instead of each cell"
+        )
         report.import_obstacles.append(f"`{key}.args.spatial_variables`: {names} has statistics of each cell")
 
 
 def _convert_filling(config: MilesConfig, draft: ConfigDraft, parts: DataParts, key: str, names: Sequence[str]) -> None:
-    """Set the option `missing` for variables that have missing values in some cells.
+    """Set the option `missing` for variables whose missing values a preblock fills, such as sea surface temperature.
 
     Args:
         config: config to convert.
@@ -130,13 +134,15 @@ def _convert_filling(config: MilesConfig, draft: ConfigDraft, parts: DataParts, 
     for name in masked_names:
         draft.set_option(name, "missing", "fill_mean")
     if masked_names:
-        config.report.derive(
+        config.report.record_derived(
             f"{key}.type",
             f"approximate: `missing: fill_mean` for {', '.join(masked_names)}, which also adds a channel with the mask",
         )
         config.report.import_obstacles.append(f"`{key}`: this package fills with the mean and adds a mask channel")
     else:
-        config.report.derive(f"{key}.type", "no variable should have missing values; a missing value stops the run")
+        config.report.record_derived(
+            f"{key}.type", "no variable should have missing values; a missing value stops the run"
+        )
 
 
 def _convert_postblock(
@@ -158,11 +164,11 @@ def _convert_postblock(
         _set_bounds(config, draft, key, (names, arguments.get("tracer_thres"), "minimum"))
         _set_bounds(config, draft, key, (names, arguments.get("tracer_thres_max"), "maximum"))
     elif kind in REFUSED_POSTBLOCKS:
-        config.report.refuse(f"{key}.type", f"`{kind}`: {REFUSED_POSTBLOCKS[kind]}")
+        config.report.record_refused(f"{key}.type", f"`{kind}`: {REFUSED_POSTBLOCKS[kind]}")
     elif kind in IGNORED_POSTBLOCKS:
-        config.report.derive(f"{key}.type", IGNORED_POSTBLOCKS[kind])
+        config.report.record_derived(f"{key}.type", IGNORED_POSTBLOCKS[kind])
     else:
-        config.report.refuse(f"{key}.type", f"`{kind}` has no counterpart")
+        config.report.record_refused(f"{key}.type", f"`{kind}` has no counterpart")
 
 
 def convert_bounds(config: MilesConfig, draft: ConfigDraft, parts: DataParts) -> None:
@@ -176,7 +182,9 @@ def convert_bounds(config: MilesConfig, draft: ConfigDraft, parts: DataParts) ->
     outputs = parts.list_names("prognostic", "diagnostic")
     for name in names:
         if name not in outputs:
-            config.report.derive(f"{key}.tracer_name", f"`{name}` is not an output of the network, so it has no bound")
+            config.report.record_derived(
+                f"{key}.tracer_name", f"`{name}` is not an output of the network, so it has no bound"
+            )
     _set_bounds(config, draft, key, (names, config.get(f"{key}.tracer_thres"), "minimum"))
     _set_bounds(config, draft, key, (names, config.get(f"{key}.tracer_thres_max"), "maximum"))
 
@@ -202,7 +210,7 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
         values = [values] * len(names)
     numbers = [to_number(value) for value in values]
     if len(numbers) != len(names) or None in numbers:
-        config.report.refuse(key, f"`{values}`: write one number for each of {', '.join(names)}")
+        config.report.record_refused(key, f"`{values}`: write one number for each of {', '.join(names)}")
         return
     options = draft.values["data"].get("variable_options", {})
     for name, number in zip(names, numbers, strict=True):
@@ -230,5 +238,5 @@ def _find_variables(config: MilesConfig, key: str, value: Any, parts: DataParts)
     names = [str(item).rpartition("/")[2] for item in keys]
     unknown_names = set(names) - set(all_names) - set(parts.published_names.values())
     if unknown_names:
-        config.report.refuse(key, f"`{', '.join(sorted(unknown_names))}`: no such variable in `data.source`")
+        config.report.record_refused(key, f"`{', '.join(sorted(unknown_names))}`: no such variable in `data.source`")
     return [name for name in names if name in all_names]

@@ -1,4 +1,6 @@
-"""Parts of the ``data`` section that both generations have, and functions that write them into the draft."""
+"""Parts of the `data` section that configs of both generations of miles-credit contain, and functions that write them
+into the draft of the converted config.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ ORDER_STATIC_LAST = ("prognostic", "dynamic_forcing", "static")
 
 @dataclass
 class DataParts:
-    """Variables, files and levels of a config of miles-credit.
+    """Parts of the ``data`` section of a config of miles-credit: variables, files and levels.
 
     Attributes:
         variables: group -> {"vars_3D": names, "vars_2D": names}, in the order of the channels.
@@ -66,8 +68,8 @@ class DataParts:
         return names
 
 
-def compute_radiation(parts: DataParts, report: ConversionReport, key: str) -> None:
-    """Replace a forcing of incoming solar radiation, in place, with the variable that this package computes.
+def replace_solar_forcing(parts: DataParts, report: ConversionReport, key: str) -> None:
+    """Replace a forcing variable of incoming solar radiation, in place, with the variable that this package computes.
 
     Args:
         parts: parts of the data section.
@@ -81,7 +83,7 @@ def compute_radiation(parts: DataParts, report: ConversionReport, key: str) -> N
         # The files are no longer sources, unless they have other variables of the run.
         names[index] = SOLAR_VARIABLE
         parts.published_names[SOLAR_VARIABLE] = name
-        report.derive(
+        report.record_derived(
             key,
             f"`{name}`: `{SOLAR_VARIABLE}` is computed for the window that ends at t; no file is read",
         )
@@ -106,8 +108,8 @@ def find_level_units(levels: Sequence[float], level_coord: str) -> str:
     return "hPa"
 
 
-def write_data(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_order: Sequence[str]) -> None:
-    """Write sources, variables, levels, and options of variables that depend on the groups.
+def write_data_section(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_order: Sequence[str]) -> None:
+    """Write the ``data`` section of the draft: sources, variables, levels, and options of variables.
 
     Args:
         config: config to convert.
@@ -136,22 +138,22 @@ def write_data(config: MilesConfig, draft: ConfigDraft, parts: DataParts, input_
         draft.set("data.levels", levels)
         units = find_level_units(levels, parts.level_coord)
         draft.set("data.level_units", units, "derived from the numbers; check it")
-        report.derive("data.level_units", f"`{units}`, derived from the numbers of the levels; check it")
+        report.record_derived("data.level_units", f"`{units}`, derived from the numbers of the levels; check it")
     draft.set("data.input_order", list(input_order), "order of the input channels of the weights")
     for name in parts.list_names("dynamic_forcing"):
         if name == SOLAR_VARIABLE:
             draft.set("data.solar", {"tsi": "era5", "window": "past"})
         else:
             draft.set_option(name, "in_forecast", "observed", "as in miles-credit; use `persist` for real forecasts")
-            report.derive(
+            report.record_derived(
                 f"data.variable_options.{name}.in_forecast",
                 "`observed`: forecasts of miles-credit read future values of the forcing, but real forecasts cannot",
             )
     if not parts.list_names("prognostic"):
-        report.refuse("data.variables", "there are no prognostic variables")
+        report.record_refused("data.variables", "there are no prognostic variables")
     repeated_names = _find_repeated(parts.list_names(*GROUPS))
     if repeated_names:
-        report.refuse("data.variables", f"`{', '.join(repeated_names)}` is in two groups")
+        report.record_refused("data.variables", f"`{', '.join(repeated_names)}` is in two groups")
 
 
 def _find_repeated(names: Sequence[str]) -> list[str]:

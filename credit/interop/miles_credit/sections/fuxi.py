@@ -7,7 +7,11 @@ from typing import Any
 from credit.interop.miles_credit.draft import ConfigDraft
 from credit.interop.miles_credit.keys.row import Disposition
 from credit.interop.miles_credit.reading import MilesConfig
-from credit.interop.miles_credit.sections.network_parts import compare_counts, convert_padding, require_frames
+from credit.interop.miles_credit.sections.network_parts import (
+    compare_channel_counts,
+    compare_input_frames,
+    convert_padding,
+)
 
 # Key -> (key of this package, default of the class of miles-credit if the file does not have the key).
 KEYS: dict[str, tuple[str, Any]] = {
@@ -37,34 +41,36 @@ def convert_fuxi(config: MilesConfig, draft: ConfigDraft) -> None:
     _convert_patches(config, draft)
     convert_padding(config, draft)
     if config.get_number("model.proj_drop", 0.0):
-        config.report.derive(
+        config.report.record_derived(
             "model.proj_drop",
             "approximate: in miles-credit, it also drops the outputs of attention and of the MLP; here, "
             "`model.ff_dropout` drops only hidden channels",
         )
     drop_path = config.get_number("model.drop_path", 0.0)
     if drop_path:
-        config.report.derive("model.drop_path", f"approximate: stochastic depth ({drop_path}) has no counterpart")
+        config.report.record_derived(
+            "model.drop_path", f"approximate: stochastic depth ({drop_path}) has no counterpart"
+        )
     if config.get_flag("model.use_noise", False):
-        config.report.refuse("model.use_noise", "`true`: this noise has no counterpart; use `model.noise`")
-    require_frames(config, _HIDDEN_FRAMES)
-    compare_counts(config, draft)
+        config.report.record_refused("model.use_noise", "`true`: this noise has no counterpart; use `model.noise`")
+    compare_input_frames(config, _HIDDEN_FRAMES)
+    compare_channel_counts(config, draft)
 
 
 def _convert_value(config: MilesConfig, draft: ConfigDraft, name: str, our_name: str, default: Any) -> None:
-    """Convert a key of the ``model`` section; write the hidden default if the key is missing.
+    """Convert a key of the ``model`` section; if the key is missing, write miles-credit's default.
 
     Args:
         config: config to convert.
         draft: draft to which the value is added.
         name: name of the key in the section.
         our_name: name of the key of this package.
-        default: hidden default, which also determines the type of the value.
+        default: default of miles-credit, which also determines the type of the value.
     """
     key = f"model.{name}"
     if config.get(key) is None:
         draft.set(f"model.{our_name}", default)
-        config.report.derive(key, f"hidden default `{default}`: `model.{our_name}`")
+        config.report.record_derived(key, f"hidden default `{default}`: `model.{our_name}`")
         return
     if isinstance(default, bool):
         value: Any = config.get_flag(key, default)
@@ -81,17 +87,19 @@ def _convert_patches(config: MilesConfig, draft: ConfigDraft) -> None:
     height = config.get_integer("model.patch_height", _HIDDEN_PATCH)
     width = config.get_integer("model.patch_width", _HIDDEN_PATCH)
     if height != width:
-        config.report.refuse("model.patch_width", f"`{width}` differs from `model.patch_height` ({height})")
+        config.report.record_refused("model.patch_width", f"`{width}` differs from `model.patch_height` ({height})")
     for name in ("patch_height", "patch_width"):
         key = f"model.{name}"
         if config.has(key):
             config.report.add(Disposition.MAPPED, key, "`model.patch_size`")
         else:
-            config.report.derive(key, f"hidden default `{_HIDDEN_PATCH}`: `model.patch_size`")
+            config.report.record_derived(key, f"hidden default `{_HIDDEN_PATCH}`: `model.patch_size`")
     draft.set("model.patch_size", height)
     frames = config.get_integer("model.frames", _HIDDEN_FRAMES)
     frame_patch = config.get_integer("model.frame_patch_size", _HIDDEN_FRAMES)
     if frame_patch != frames:
-        config.report.refuse("model.frame_patch_size", f"`{frame_patch}` differs from `model.frames` ({frames})")
+        config.report.record_refused(
+            "model.frame_patch_size", f"`{frame_patch}` differs from `model.frames` ({frames})"
+        )
     else:
-        config.report.derive("model.frame_patch_size", "a patch contains all frames")
+        config.report.record_derived("model.frame_patch_size", "a patch contains all frames")

@@ -12,8 +12,8 @@ from credit.interop.miles_credit.sections.data_parts import (
     ORDER_STATIC_FIRST,
     ORDER_STATIC_LAST,
     DataParts,
-    compute_radiation,
-    write_data,
+    replace_solar_forcing,
+    write_data_section,
 )
 from credit.interop.miles_credit.sections.periods import Periods, derive_periods
 
@@ -43,10 +43,10 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
             continue
         parts.add_group(group, [], names)
         if path is None:
-            config.report.refuse(f"data.{path_key}", f"missing, but `data.{variables_key}` has variables")
+            config.report.record_refused(f"data.{path_key}", f"missing, but `data.{variables_key}` has variables")
         else:
             parts.add_source(str(path), names)
-    compute_radiation(parts, config.report, "data.dynamic_forcing_variables")
+    replace_solar_forcing(parts, config.report, "data.dynamic_forcing_variables")
     parts.levels = _find_levels(config)
 
     # This default is the default of the parser. The class that orders the channels has a different default, which is
@@ -54,20 +54,20 @@ def convert_data_1(config: MilesConfig, draft: ConfigDraft) -> DataParts:
     static_first = config.get_flag("data.static_first", True)
     order = ORDER_STATIC_FIRST if static_first else ORDER_STATIC_LAST
     if not config.has("data.static_first"):
-        config.report.derive("data.static_first", f"hidden default `true`: `data.input_order: {list(order)}`")
-    write_data(config, draft, parts, order)
+        config.report.record_derived("data.static_first", f"hidden default `true`: `data.input_order: {list(order)}`")
+    write_data_section(config, draft, parts, order)
     _convert_steps(config, draft)
     _convert_periods(config, draft)
     if str(config.get("data.dataset_type", "")).lower().startswith("ocean"):
-        config.report.refuse("data.dataset_type", "an ocean data set has a separate reader")
+        config.report.record_refused("data.dataset_type", "an ocean data set has a separate reader")
     scaler_type = config.get("data.scaler_type", "std_new")
     if scaler_type not in ("std", "std_new", "std_cached"):
-        config.report.refuse("data.scaler_type", f"`{scaler_type}` is not a mean and a standard deviation")
+        config.report.record_refused("data.scaler_type", f"`{scaler_type}` is not a mean and a standard deviation")
     return parts
 
 
 def _find_levels(config: MilesConfig) -> list[float]:
-    """Return the levels of the config.
+    """Return the levels of the 3-D variables.
 
     If the config has only the number of levels, the levels are read from the file of means. If this is not possible and
     there are 16 levels, the usual 16 levels of NCAR's ERA5 data are returned.
@@ -78,22 +78,24 @@ def _find_levels(config: MilesConfig) -> list[float]:
     if stated_levels:
         levels = [to_number(level) for level in stated_levels] if isinstance(stated_levels, list) else [None]
         if None in levels:
-            report.refuse("data.level_ids", f"`{stated_levels}` is not a list of numbers")
+            report.record_refused("data.level_ids", f"`{stated_levels}` is not a list of numbers")
             return []
         if config.has("data.levels") and num_levels != len(levels):
-            report.refuse("data.levels", f"`{num_levels}`, but `data.level_ids` has {len(levels)} levels")
+            report.record_refused("data.levels", f"`{num_levels}`, but `data.level_ids` has {len(levels)} levels")
         return levels
     # The file of means has a value for each level and a coordinate with the levels.
     mean_path = config.get("data.mean_path")
     if mean_path and Path(str(mean_path)).is_file():
         levels = _read_levels(Path(str(mean_path)))
         if len(levels) == num_levels:
-            report.derive("data.level_ids", f"missing; the {num_levels} levels of `data.mean_path` are used")
+            report.record_derived("data.level_ids", f"missing; the {num_levels} levels of `data.mean_path` are used")
             return levels
     if num_levels == len(LEVELS_OF_16):
-        report.derive("data.level_ids", "missing; the 16 levels of NCAR's ERA5 data are used: check `data.levels`")
+        report.record_derived(
+            "data.level_ids", "missing; the 16 levels of NCAR's ERA5 data are used: check `data.levels`"
+        )
         return list(LEVELS_OF_16)
-    report.refuse(
+    report.record_refused(
         "data.level_ids",
         f"missing, and the {num_levels} levels are not known, because the file `data.mean_path` does not exist here; "
         "add the levels of your data, `level_ids: [...]`",
@@ -123,13 +125,13 @@ def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
     history_len = config.get_integer("data.history_len", 1)
     draft.set("data.history_len", history_len)
     if config.get_integer("data.valid_history_len", history_len) != history_len:
-        report.refuse("data.valid_history_len", f"differs from `data.history_len` ({history_len})")
+        report.record_refused("data.valid_history_len", f"differs from `data.history_len` ({history_len})")
     forecast_len = config.get_integer("data.forecast_len", 0)
     draft.set("data.forecast_len", forecast_len + 1, "miles-credit counts from 0")
     valid_forecast_len = config.get_integer("data.valid_forecast_len", forecast_len)
     draft.set("data.valid_forecast_len", valid_forecast_len + 1)
     if not config.has("data.valid_forecast_len"):
-        report.derive("data.valid_forecast_len", "hidden default: the value of `data.forecast_len`")
+        report.record_derived("data.valid_forecast_len", "hidden default: the value of `data.forecast_len`")
 
 
 def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
@@ -149,7 +151,7 @@ def _read_years(config: MilesConfig, key: str) -> tuple[date, date] | None:
     years = config.get(key)
     is_pair = isinstance(years, list) and len(years) == 2 and all(isinstance(year, int) for year in years)
     if not is_pair or years[0] >= years[1]:
-        config.report.refuse(key, f"`{years}`: write [first year, year after the last]")
+        config.report.record_refused(key, f"`{years}`: write [first year, year after the last]")
         return None
     first, end = years
     return date(first, 1, 1), date(end, 1, 1) - timedelta(days=1)
@@ -168,7 +170,7 @@ def write_periods(
         valid_key: dotted key of the validation period.
     """
     if periods is None:
-        config.report.refuse(
+        config.report.record_refused(
             valid_key, "the periods are too short for training, validation and test; use longer periods"
         )
         return
@@ -177,5 +179,5 @@ def write_periods(
     if periods.changes:
         draft.comments["data.splits"] = "derived; see the report"
         text = "; ".join(periods.changes)
-        config.report.derive(valid_key, f"`data.splits: {periods.to_splits()}`: {text}")
-    config.report.derive(train_key, f"`data.splits.train: {periods.to_splits()['train']}`")
+        config.report.record_derived(valid_key, f"`data.splits: {periods.to_splits()}`: {text}")
+    config.report.record_derived(train_key, f"`data.splits.train: {periods.to_splits()['train']}`")

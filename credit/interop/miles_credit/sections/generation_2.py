@@ -14,8 +14,8 @@ from credit.interop.miles_credit.sections.data_parts import (
     GROUPS,
     ORDER_STATIC_LAST,
     DataParts,
-    compute_radiation,
-    write_data,
+    replace_solar_forcing,
+    write_data_section,
 )
 from credit.interop.miles_credit.sections.generation_1 import write_periods
 from credit.interop.miles_credit.sections.periods import derive_periods
@@ -44,15 +44,15 @@ def convert_data_2(config: MilesConfig, draft: ConfigDraft) -> DataParts:
     parts = DataParts()
     for name, source in config.peek_section("data.source").items():
         _convert_source(config, parts, f"data.source.{name}", source)
-    compute_radiation(parts, config.report, "data.source")
-    _compare_validation(config, parts)
-    write_data(config, draft, parts, ORDER_STATIC_LAST)
-    config.report.derive("data.input_order", f"`{list(ORDER_STATIC_LAST)}`, the order of generation 2")
+    replace_solar_forcing(parts, config.report, "data.source")
+    _add_validation_files(config, parts)
+    write_data_section(config, draft, parts, ORDER_STATIC_LAST)
+    config.report.record_derived("data.input_order", f"`{list(ORDER_STATIC_LAST)}`, the order of generation 2")
     _convert_steps(config, draft)
     _convert_periods(config, draft)
     scaler_type = config.get("data.scaler_type", "std_new")
     if scaler_type not in ("std", "std_new"):
-        config.report.refuse("data.scaler_type", f"`{scaler_type}` is not a mean and a standard deviation")
+        config.report.record_refused("data.scaler_type", f"`{scaler_type}` is not a mean and a standard deviation")
     return parts
 
 
@@ -61,12 +61,12 @@ def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any
 
     Args:
         config: config to convert.
-        parts: parts of the data section, to which variables, files and levels are added.
+        parts: variables, files and levels of the data section, which are extended in place.
         key: dotted key of the source.
         source: contents of the source.
     """
     if not isinstance(source, Mapping):
-        config.report.refuse(key, "must be a section with `variables`")
+        config.report.record_refused(key, "must be a section with `variables`")
         return
     dataset_type = config.get(f"{key}.dataset_type", "local")
     levels = config.get(f"{key}.levels")
@@ -75,7 +75,9 @@ def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any
     if levels:
         numbers = [to_number(level) for level in levels] if isinstance(levels, list) else [None]
         if None in numbers or (parts.levels and parts.levels != numbers):
-            config.report.refuse(f"{key}.levels", f"`{levels}`: all sources must have the same levels, as numbers")
+            config.report.record_refused(
+                f"{key}.levels", f"`{levels}`: all sources must have the same levels, as numbers"
+            )
         else:
             parts.levels = numbers
             parts.level_coord = level_coord
@@ -86,7 +88,9 @@ def _convert_source(config: MilesConfig, parts: DataParts, key: str, source: Any
         if not (vars_3d or vars_2d):
             continue
         if vars_3d and not levels:
-            config.report.refuse(f"{key}.levels", "missing, but there are variables in `vars_3D`; list the levels")
+            config.report.record_refused(
+                f"{key}.levels", "missing, but there are variables in `vars_3D`; list the levels"
+            )
         parts.add_group(group, vars_3d, vars_2d)
         _add_files(config, parts, key, str(dataset_type), (vars_3d, vars_2d, path))
 
@@ -112,7 +116,7 @@ def _add_files(
         if path:
             parts.add_source(str(path), [*vars_3d, *vars_2d])
         else:
-            config.report.refuse(f"{key}.variables", f"no `path` for {', '.join([*vars_3d, *vars_2d])}")
+            config.report.record_refused(f"{key}.variables", f"no `path` for {', '.join([*vars_3d, *vars_2d])}")
     elif dataset_type == "tisr":
         # The radiation is computed, so there are no files.
         return
@@ -123,41 +127,45 @@ def _add_files(
             parts.add_source(_ARCO_MODEL if is_on_model_levels else _ARCO_PRESSURE, vars_3d, _PUBLIC)
         if vars_2d:
             parts.add_source(_ARCO_PRESSURE, vars_2d, _PUBLIC)
-        config.report.derive(f"{key}.dataset_type", "the public zarr store of ARCO-ERA5 in `data.sources`")
+        config.report.record_derived(f"{key}.dataset_type", "the public zarr store of ARCO-ERA5 in `data.sources`")
     elif dataset_type == "weatherbench2_era5":
         resolution = str(config.get(f"{key}.resolution", "240x121"))
         if resolution not in _WEATHERBENCH_STORES:
-            config.report.refuse(f"{key}.resolution", f"`{resolution}` is not one of {', '.join(_WEATHERBENCH_STORES)}")
+            config.report.record_refused(
+                f"{key}.resolution", f"`{resolution}` is not one of {', '.join(_WEATHERBENCH_STORES)}"
+            )
             return
         parts.add_source(_WEATHERBENCH_STORES[resolution], [*vars_3d, *vars_2d], _PUBLIC)
-        config.report.derive(f"{key}.dataset_type", "the public zarr store of WeatherBench 2 in `data.sources`")
+        config.report.record_derived(f"{key}.dataset_type", "the public zarr store of WeatherBench 2 in `data.sources`")
     else:
-        config.report.refuse(
+        config.report.record_refused(
             f"{key}.dataset_type",
             f"`{dataset_type}` is not a supported global data set; list files in `data.sources`",
         )
 
 
-def _validation_section(config: MilesConfig) -> str:
+def _find_validation_section(config: MilesConfig) -> str:
     """Return the name of the section with the validation data: `validation_data`, or the older name `data_valid`."""
     if config.has("validation_data") or not config.has("data_valid"):
         return "validation_data"
     return "data_valid"
 
 
-def _compare_validation(config: MilesConfig, parts: DataParts) -> None:
-    """Add the files of the validation data, and require the same variables, levels and steps as in the training data.
+def _add_validation_files(config: MilesConfig, parts: DataParts) -> None:
+    """Add the files of the validation data, and compare its variables, levels and steps with the training data.
 
     A difference is recorded as refused.
     """
-    section = _validation_section(config)
+    section = _find_validation_section(config)
     if config.peek_section(f"{section}.source"):
         other_parts = DataParts()
         for name, source in config.peek_section(f"{section}.source").items():
             _convert_source(config, other_parts, f"{section}.source.{name}", source)
-        compute_radiation(other_parts, config.report, f"{section}.source")
+        replace_solar_forcing(other_parts, config.report, f"{section}.source")
         if other_parts.variables != parts.variables or other_parts.levels != parts.levels:
-            config.report.refuse(f"{section}.source", "variables and levels must be the same as in `data.source`")
+            config.report.record_refused(
+                f"{section}.source", "variables and levels must be the same as in `data.source`"
+            )
         # Files that contain only the validation period are additional sources of the same variables.
         for path, names in other_parts.sources.items():
             parts.add_source(path, names, other_parts.source_options.get(path))
@@ -165,7 +173,7 @@ def _compare_validation(config: MilesConfig, parts: DataParts) -> None:
     for name, default in (("timestep", None), ("history_len", 1)):
         expected = config.get(f"data.{name}", default)
         if config.get(f"{section}.{name}", expected) != expected:
-            config.report.refuse(f"{section}.{name}", f"must be equal to `data.{name}`, `{expected}`")
+            config.report.record_refused(f"{section}.{name}", f"must be equal to `data.{name}`, `{expected}`")
 
 
 def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
@@ -174,19 +182,19 @@ def _convert_steps(config: MilesConfig, draft: ConfigDraft) -> None:
     try:
         parse_duration(timestep)
     except ConfigError:
-        config.report.refuse("data.timestep", f"`{timestep}` is not a duration; an example is 6h")
+        config.report.record_refused("data.timestep", f"`{timestep}` is not a duration; an example is 6h")
     draft.set("data.timestep", timestep)
     draft.set("data.history_len", config.get_integer("data.history_len", 1))
     forecast_len = config.get_integer("data.forecast_len", 1)
     draft.set("data.forecast_len", forecast_len)
     default_len = config.get_integer("data.valid_forecast_len", forecast_len)
-    section = _validation_section(config)
+    section = _find_validation_section(config)
     draft.set("data.valid_forecast_len", config.get_integer(f"{section}.forecast_len", default_len))
 
 
 def _convert_periods(config: MilesConfig, draft: ConfigDraft) -> None:
     """Write `data.splits` from the first and last times of the training and validation data."""
-    section = _validation_section(config)
+    section = _find_validation_section(config)
     train = _read_period(config, "data")
     if train is None:
         return
@@ -211,9 +219,9 @@ def _read_period(config: MilesConfig, section: str) -> tuple[date, date] | None:
         try:
             days.append(datetime.fromisoformat(str(value)).date())
         except ValueError:
-            config.report.refuse(key, f"`{value}` is not a date; write for example 1979-01-01")
+            config.report.record_refused(key, f"`{value}` is not a date; write for example 1979-01-01")
             return None
     if days[1] < days[0]:
-        config.report.refuse(f"{section}.end_datetime", f"`{days[1]}` is before `{days[0]}`")
+        config.report.record_refused(f"{section}.end_datetime", f"`{days[1]}` is before `{days[0]}`")
         return None
     return days[0], days[1]

@@ -14,7 +14,9 @@ def convert_loss(config: MilesConfig, draft: ConfigDraft) -> None:
     is_nested = config.generation == 2 and (config.has("loss.args") or config.has("loss.type"))
     prefix = "loss.args." if is_nested else "loss."
     if is_nested and config.get("loss.type") != "base":
-        config.report.refuse("loss.type", f"`{config.get('loss.type')}` has no counterpart; only `base` is supported")
+        config.report.record_refused(
+            "loss.type", f"`{config.get('loss.type')}` has no counterpart; only `base` is supported"
+        )
     key = f"{prefix}training_loss"
     kind = config.get(key, "mse")
     members = config.get_integer("trainer.ensemble_size", 1)
@@ -24,9 +26,9 @@ def convert_loss(config: MilesConfig, draft: ConfigDraft) -> None:
         draft.set("loss.kind", "crps")
     elif kind in _ENSEMBLE_KINDS:
         draft.set("loss.kind", "mae", "the CRPS of a single member")
-        config.report.derive(key, f"`{kind}` of a single member is its absolute error: `loss.kind: mae`")
+        config.report.record_derived(key, f"`{kind}` of a single member is its absolute error: `loss.kind: mae`")
     else:
-        config.report.refuse(
+        config.report.record_refused(
             key, f"`{kind}` has no counterpart; the losses here are {', '.join(_POINTWISE_KINDS)} and crps"
         )
     draft.set("loss.scaling", "state", "errors in units of the standard deviation, as in miles-credit")
@@ -44,7 +46,7 @@ def _convert_weighting(config: MilesConfig) -> None:
     key = "loss.args.var_weighting"
     weighting = config.get(key, "none")
     if weighting != "inverse_variance":
-        config.report.refuse(
+        config.report.record_refused(
             key, f"`{weighting}` has no counterpart; the errors of this package are normalised (`inverse_variance`)"
         )
 
@@ -55,7 +57,7 @@ def _convert_parameters(config: MilesConfig, draft: ConfigDraft, kind: str) -> N
     Args:
         config: config to convert.
         draft: draft to which keys are added.
-        kind: name of the loss in the file.
+        kind: name of the loss in the original config.
     """
     parameters = config.get_section("loss.training_loss_parameters")
     # Nested and flat losses have their parameters in different places.
@@ -86,7 +88,7 @@ def _convert_variable_weights(config: MilesConfig, draft: ConfigDraft) -> None:
         values = value if isinstance(value, list) else [value]
         numbers = [to_number(item) for item in values]
         if None in numbers or len(numbers) not in (1, len(levels)):
-            config.report.refuse(
+            config.report.record_refused(
                 key, f"`{value}`: write one number, or one number for each of the {len(levels)} levels"
             )
         # A single weight of a 3-D variable applies to all its levels.
@@ -113,19 +115,19 @@ def _convert_ensemble(config: MilesConfig, draft: ConfigDraft, members: int, kin
         config: config to convert.
         draft: draft to which keys are added.
         members: number of members.
-        kind: name of the loss in the file.
+        kind: name of the loss in the original config.
     """
     key = "trainer.ensemble_size"
     if kind not in _ENSEMBLE_KINDS:
-        config.report.refuse(key, f"`{members}` members need the loss KCRPS or almost-fair-crps")
+        config.report.record_refused(key, f"`{members}` members need the loss KCRPS or almost-fair-crps")
         return
     model = draft.values.get("model", {})
     rate = max(model.get("attn_dropout", 0.0), model.get("ff_dropout", 0.0))
     if rate <= 0:
-        config.report.refuse(
+        config.report.record_refused(
             key, f"`{members}` members of a network without noise or dropout are equal; set `model.noise` yourself"
         )
         return
     draft.set("trainer.members", members)
     draft.set("model.noise", [{"kind": "dropout", "rate": rate}], "members differ by dropout")
-    config.report.derive(key, "approximate: members differ by dropout, here also in the feed-forward layers")
+    config.report.record_derived(key, "approximate: members differ by dropout, here also in the feed-forward layers")

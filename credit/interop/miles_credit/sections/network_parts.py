@@ -9,17 +9,17 @@ from credit.interop.miles_credit.reading import MilesConfig, to_number
 from credit.interop.miles_credit.report import ConversionReport
 
 
-def require_frames(config: MilesConfig, default: int) -> None:
-    """Require that the network and the data have the same number of input frames; record a difference as refused.
+def compare_input_frames(config: MilesConfig, default: int) -> None:
+    """Compare the numbers of input frames of the network and the data; record a difference as refused.
 
     Args:
         config: config to convert.
-        default: hidden default of `model.frames`.
+        default: default of miles-credit for `model.frames`.
     """
     frames = config.get_integer("model.frames", default)
     history_len = config.get_integer("data.history_len", 1)
     if frames != history_len:
-        config.report.refuse("model.frames", f"`{frames}` differs from `data.history_len` ({history_len})")
+        config.report.record_refused("model.frames", f"`{frames}` differs from `data.history_len` ({history_len})")
 
 
 def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
@@ -37,20 +37,20 @@ def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
         mode = "mirror"
         lat = _read_pair(config, "model.pad_lat", report)
         lon = _read_pair(config, "model.pad_lon", report)
-        report.derive("model.padding_conf.mode", "hidden default `mirror` of `pad_lat` and `pad_lon`")
+        report.record_derived("model.padding_conf.mode", "hidden default `mirror` of `pad_lat` and `pad_lon`")
     else:
-        report.derive("model.padding_conf", "hidden default: no padding, `model.padding: null`")
+        report.record_derived("model.padding_conf", "hidden default: no padding, `model.padding: null`")
         draft.set("model.padding", None)
         return
     if mode not in ("earth", "mirror"):
-        report.refuse("model.padding_conf.mode", f"`{mode}` is not one of earth, mirror")
+        report.record_refused("model.padding_conf.mode", f"`{mode}` is not one of earth, mirror")
         return
     height = config.get_integer("model.image_height", 1)
     width = config.get_integer("model.image_width", 1)
     if height > width:
         # In stores with fields (longitude, latitude), miles-credit pads longitudes as if they were latitudes.
         lat, lon = lon, lat
-        report.derive(
+        report.record_derived(
             "model.image_height",
             f"approximate: rows of the file are longitudes; here, fields are (latitude, longitude), with padding {lat} "
             f"and {lon}",
@@ -66,7 +66,7 @@ def convert_padding(config: MilesConfig, draft: ConfigDraft) -> None:
 def _read_pair(config: MilesConfig, key: str, report: ConversionReport) -> list[int]:
     """Return the numbers of cells that are added on the two sides of the grid; a single number applies to both sides.
 
-    The hidden default is 40 cells.
+    If the key is missing, the number is 40, the default of miles-credit.
     """
     value = config.get(key, 40)
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -75,17 +75,20 @@ def _read_pair(config: MilesConfig, key: str, report: ConversionReport) -> list[
     for item in value:
         number = to_number(item)
         if number is None or number < 0 or number != int(number):
-            report.refuse(key, f"`{value}`: numbers of cells must be whole numbers of at least 0")
+            report.record_refused(key, f"`{value}`: numbers of cells must be whole numbers of at least 0")
             return [0, 0]
         cells.append(int(number))
     if len(cells) != 2:
-        report.refuse(key, f"`{value}`: write two numbers")
+        report.record_refused(key, f"`{value}`: write two numbers")
         return [0, 0]
     return cells
 
 
-def compare_counts(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Compare the numbers of channels in the file with the numbers of channels of the variables in the draft."""
+def compare_channel_counts(config: MilesConfig, draft: ConfigDraft) -> None:
+    """Compare the numbers of channels in the original config with those of the variables in the draft.
+
+    The report records a difference, with which published weights cannot be imported.
+    """
     variables = draft.values.get("data", {}).get("variables", {})
 
     num_levels = len(draft.values.get("data", {}).get("levels", []))
@@ -106,5 +109,7 @@ def compare_counts(config: MilesConfig, draft: ConfigDraft) -> None:
     for key, expected in expected_counts.items():
         stated = config.get_integer(key, expected)
         if stated != expected:
-            config.report.derive(key, f"differs from the data: the network gets {expected}, but the file has {stated}")
+            config.report.record_derived(
+                key, f"differs from the data: the network gets {expected}, but the file has {stated}"
+            )
             config.report.import_obstacles.append(f"`{key}` is {stated}, but the data have {expected}")

@@ -67,13 +67,13 @@ def convert_network(config: MilesConfig, draft: ConfigDraft) -> None:
     """Write the ``model`` section, or record `model.type` as refused."""
     name = config.get("model.type")
     if name is None:
-        config.report.refuse("model.type", "missing; the file does not describe a network")
+        config.report.record_refused("model.type", "missing; the file does not describe a network")
         return
     network = NETWORKS.get(str(name))
     if network is None:
         choices = ", ".join(key for key, value in NETWORKS.items() if value.convert is not None)
-        config.report.refuse("model.type", f"`{name}` is unknown; networks with a conversion are {choices}")
+        config.report.record_refused("model.type", f"`{name}` is unknown; networks with a conversion are {choices}")
     elif network.convert is None:
-        config.report.refuse("model.type", f"`{name}`: {network.reason}")
+        config.report.record_refused("model.type", f"`{name}`: {network.reason}")
     else:
         network.convert(config, draft)

@@ -21,7 +21,7 @@ class Periods:
         valid: validation period.
         test: test period.
         split_gap: value of `data.split_gap`.
-        changes: sentences that describe the changes compared with the periods of the file.
+        changes: sentences that describe the changes compared with the periods in the original config.
     """
 
     train: tuple[date, date]
@@ -39,15 +39,15 @@ class Periods:
 
 
 def derive_periods(train: tuple[date, date], valid: tuple[date, date] | None) -> Periods | None:
-    """Derive separate training, validation and test periods within the periods of the file.
+    """Derive separate training, validation and test periods within the periods of the original config.
 
     The test period is the second half of the validation period of the file. The training period ends before the
     validation period begins, or begins after the validation period ends. If the file has no validation period, the last
     fifth of the training period replaces it.
 
     Args:
-        train: training period of the file (first day, last day).
-        valid: validation period of the file (first day, last day); None if the file has no validation period.
+        train: training period of the original config (first day, last day).
+        valid: validation period of the original config (first day, last day); None if it has no validation period.
 
     Returns:
         The periods; None if one of the periods would have no days.

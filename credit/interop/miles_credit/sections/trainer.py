@@ -24,12 +24,12 @@ _LONGEST_WARMUP = 0.5
 
 
 def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
-    """Write the ``trainer`` section, including hidden defaults that differ from the defaults of this package."""
+    """Write the ``trainer`` section, including those defaults of miles-credit that this package does not share."""
     report = config.report
     trainer_type = str(config.get("trainer.type", "gen2"))
     if trainer_type not in _SUPPORTED_TRAINERS:
-        report.refuse("trainer.type", f"`{trainer_type}`: this kind of training has no counterpart")
-    num_steps = _convert_length(config, draft)
+        report.record_refused("trainer.type", f"`{trainer_type}`: this kind of training has no counterpart")
+    num_steps = _convert_run_length(config, draft)
     for name, default in (("train_batch_size", 1), ("valid_batch_size", 1), ("grad_accum_every", 1)):
         draft.set(f"trainer.{name}", config.get_integer(f"trainer.{name}", default))
     _convert_schedule(config, draft, num_steps)
@@ -47,7 +47,7 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
     ):
         draft.set(f"trainer.{name}", config.get_flag(f"trainer.{name}", default))
         if not config.has(f"trainer.{name}") and name != "compile":
-            report.derive(f"trainer.{name}", f"hidden default `{default}`".lower())
+            report.record_derived(f"trainer.{name}", f"hidden default `{default}`".lower())
     if config.get_flag("trainer.use_tensorboard", False):
         draft.set("trainer.loggers", ["tensorboard"])
     # The patience of miles-credit is a number of epochs. Both packages validate at the end of each epoch.
@@ -59,12 +59,12 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
         forecast_len = draft.values["data"]["forecast_len"]
         numbers = [to_number(step) for step in steps] if isinstance(steps, list) else [None]
         if None in numbers:
-            report.refuse("trainer.backprop_on_timestep", f"`{steps}` is not a list of steps")
+            report.record_refused("trainer.backprop_on_timestep", f"`{steps}` is not a list of steps")
         else:
             # Steps after the end of the rollout have no loss in miles-credit.
             draft.set("trainer.backprop_on_timestep", [int(step) for step in numbers if 1 <= step <= forecast_len])
     if config.get_flag("trainer.load_weights", False):
-        report.derive(
+        report.record_derived(
             "trainer.load_weights", "the run starts from existing weights: import them with `credit convert --weights`"
         )
     workers = config.get_integer("trainer.thread_workers", 4)
@@ -72,8 +72,8 @@ def convert_trainer(config: MilesConfig, draft: ConfigDraft) -> None:
     _convert_parallelism(config, draft)
 
 
-def _convert_length(config: MilesConfig, draft: ConfigDraft) -> int | None:
-    """Write the length of the run and the interval between validations.
+def _convert_run_length(config: MilesConfig, draft: ConfigDraft) -> int | None:
+    """Write the length of the training run and the interval between validations.
 
     Returns:
         Length of the run in optimizer steps; None if the length is given in epochs, because it then depends on the
@@ -94,7 +94,9 @@ def _convert_length(config: MilesConfig, draft: ConfigDraft) -> int | None:
     draft.set("trainer.max_steps", num_steps, f"{epochs} epochs of {batches} batches")
     draft.set("trainer.validate_every", min(steps_per_epoch, num_steps))
     draft.set("trainer.checkpoint_every", min(steps_per_epoch, num_steps))
-    config.report.derive("trainer.batches_per_epoch", f"`trainer.max_steps: {num_steps}`, validation once per epoch")
+    config.report.record_derived(
+        "trainer.batches_per_epoch", f"`trainer.max_steps: {num_steps}`, validation once per epoch"
+    )
     return num_steps
 
 
@@ -117,17 +119,19 @@ def _convert_schedule(config: MilesConfig, draft: ConfigDraft, num_steps: int | 
         return
     if str(kind) not in _SCHEDULES:
         choices = ", ".join(_SCHEDULES)
-        config.report.refuse(key, f"`{kind}` has no counterpart; supported schedules are {choices}")
+        config.report.record_refused(key, f"`{kind}` has no counterpart; supported schedules are {choices}")
         return
     rate, warmup, lowest_rate = _SCHEDULES[str(kind)](config, rate, num_steps)
     if rate <= 0:
-        config.report.refuse("trainer.learning_rate", f"`{rate}`: this rate, or `max_lr` of the scheduler, must be > 0")
+        config.report.record_refused(
+            "trainer.learning_rate", f"`{rate}`: this rate, or `max_lr` of the scheduler, must be > 0"
+        )
         return
     draft.set("trainer.learning_rate", rate)
     if warmup > _LONGEST_WARMUP:
         # A warm-up of the whole run is not allowed.
         warmup = _LONGEST_WARMUP
-        config.report.derive(
+        config.report.record_derived(
             "trainer.scheduler.warmup_steps", "approximate: the warm-up is shortened to half of the run"
         )
     final = min(lowest_rate / rate, 1.0)
@@ -141,7 +145,7 @@ def _read_linear_warmup_cosine(config: MilesConfig, rate: float, num_steps: int 
     # If the length of the run depends on the data, the length of the schedule is used instead.
     total_steps = config.get_number("trainer.scheduler.total_steps", 500_000)
     lowest_rate = config.get_number("trainer.scheduler.min_lr", 1e-5)
-    config.report.derive(
+    config.report.record_derived(
         "trainer.scheduler.scheduler_type", "a cosine over the whole run; in miles-credit, it ends after `total_steps`"
     )
     return rate, warmup_steps / max(num_steps or total_steps, 1), lowest_rate
@@ -150,18 +154,20 @@ def _read_linear_warmup_cosine(config: MilesConfig, rate: float, num_steps: int 
 def _read_cosine_annealing(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
     """Return (peak rate, warm-up, lowest rate) of the schedule ``cosine-annealing``, whose length is in epochs."""
     if config.get_integer("trainer.scheduler.T_max", 1) != config.get_integer("trainer.epochs", 1):
-        config.report.derive("trainer.scheduler.T_max", "approximate: the cosine ends with the run, not after `T_max`")
+        config.report.record_derived(
+            "trainer.scheduler.T_max", "approximate: the cosine ends with the run, not after `T_max`"
+        )
     return rate, 0.0, config.get_number("trainer.scheduler.eta_min", 0.0)
 
 
-def _read_restarts(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
+def _read_cosine_restarts(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
     """Return (peak rate, warm-up, lowest rate) of the schedule ``cosine-annealing-restarts``, without restarts.
 
     The peak rate is `max_lr` of the schedule, not `trainer.learning_rate`.
     """
     first_cycle = config.get_number("trainer.scheduler.first_cycle_steps", 1)
     warmup_steps = config.get_number("trainer.scheduler.warmup_steps", 0)
-    config.report.derive(
+    config.report.record_derived(
         "trainer.scheduler.scheduler_type", "approximate: one warm-up and one cosine over the run, without restarts"
     )
     peak_rate = config.get_number("trainer.scheduler.max_lr", 0.1)
@@ -174,7 +180,7 @@ def _read_restarts(config: MilesConfig, rate: float, num_steps: int | None) -> t
 
 def _read_lambda(config: MilesConfig, rate: float, num_steps: int | None) -> tuple[float, float, float]:
     """Return (peak rate, warm-up, lowest rate) of the schedule ``lambda``, with a warm-up of 10 of 100 epochs."""
-    config.report.derive(
+    config.report.record_derived(
         "trainer.scheduler.scheduler_type", "approximate: a warm-up over a tenth of the run, then a cosine to 0"
     )
     return rate, 0.1, 0.0
@@ -184,7 +190,7 @@ def _read_lambda(config: MilesConfig, rate: float, num_steps: int | None) -> tup
 _SCHEDULES = {
     "linear-warmup-cosine": _read_linear_warmup_cosine,
     "cosine-annealing": _read_cosine_annealing,
-    "cosine-annealing-restarts": _read_restarts,
+    "cosine-annealing-restarts": _read_cosine_restarts,
     "lambda": _read_lambda,
 }
 
@@ -197,7 +203,7 @@ def _convert_clipping(config: MilesConfig, draft: ConfigDraft) -> None:
         text = "null, because `dynamic` clips at the norm itself, which changes nothing"
         if config.generation == 1:
             text = "approximate: null; generation 1 reduces a norm above 1 to its square root"
-        config.report.derive("trainer.grad_max_norm", text)
+        config.report.record_derived("trainer.grad_max_norm", text)
         return
     norm = 0.0
     if value is not None:
@@ -211,7 +217,7 @@ def _convert_parallelism(config: MilesConfig, draft: ConfigDraft) -> None:
     mode = str(config.get("trainer.mode", "none"))
     data_parallelism = _MODES.get(mode)
     if mode not in _MODES:
-        report.refuse("trainer.mode", f"`{mode}` is not one of {', '.join(_MODES)}")
+        report.record_refused("trainer.mode", f"`{mode}` is not one of {', '.join(_MODES)}")
     # Generation 1 has a single mode. Generation 2 has a degree for each axis of the mesh.
     degrees = {"domain": config.get_integer("trainer.domain_parallel_size", 1), "tensor": 1}
     if "domain" not in mode:
@@ -220,7 +226,7 @@ def _convert_parallelism(config: MilesConfig, draft: ConfigDraft) -> None:
         value = str(config.get("trainer.parallelism.data", "none"))
         data_parallelism = None if value == "none" else value
         if value not in ("none", "ddp", "fsdp2"):
-            report.refuse("trainer.parallelism.data", f"`{value}` is not one of none, ddp, fsdp2")
+            report.record_refused("trainer.parallelism.data", f"`{value}` is not one of none, ddp, fsdp2")
         for name in degrees:
             degrees[name] = config.get_integer(f"trainer.parallelism.{name}", 1)
     if data_parallelism is not None:

@@ -10,7 +10,11 @@ from typing import Any
 
 from credit.interop.miles_credit.draft import ConfigDraft
 from credit.interop.miles_credit.reading import MilesConfig, to_number
-from credit.interop.miles_credit.sections.network_parts import compare_counts, convert_padding, require_frames
+from credit.interop.miles_credit.sections.network_parts import (
+    compare_channel_counts,
+    compare_input_frames,
+    convert_padding,
+)
 
 # Key -> default of both classes if the file does not have the key. Some of them differ from the defaults here.
 _HIDDEN_DEFAULTS: dict[str, Any] = {
@@ -35,13 +39,13 @@ _HIDDEN_FRAMES = 2
 def convert_crossformer(config: MilesConfig, draft: ConfigDraft) -> None:
     """Write the ``model`` section of a network of the class `crossformer`."""
     if config.get_flag("model.upsample_v_conv", False):
-        config.report.refuse(
+        config.report.record_refused(
             "model.upsample_v_conv",
             "`true`: bilinear up-sampling with a convolution has no counterpart; the decoders of this package are "
             "`pixel_shuffle` and `transposed`",
         )
     if config.get_flag("model.upsample_with_ps", False):
-        config.report.derive(
+        config.report.record_derived(
             "model.upsample_with_ps", "`crossformer` does not read this key: `model.decoder: transposed`"
         )
     _convert(config, draft, "transposed")
@@ -50,13 +54,13 @@ def convert_crossformer(config: MilesConfig, draft: ConfigDraft) -> None:
 def convert_wxformer(config: MilesConfig, draft: ConfigDraft) -> None:
     """Write the ``model`` section of a network of the class `wxformer`."""
     if not config.get_flag("model.upsample_with_ps", True):
-        config.report.derive(
+        config.report.record_derived(
             "model.upsample_with_ps",
             "`false` has no effect in miles-credit 2026.2: `model.decoder: pixel_shuffle`. Weights of earlier versions "
             "need `transposed`",
         )
     if config.get_flag("model.upsample_v_conv", False):
-        config.report.derive(
+        config.report.record_derived(
             "model.upsample_v_conv", "`wxformer` does not read this key: `model.decoder: pixel_shuffle`"
         )
     _convert(config, draft, "pixel_shuffle")
@@ -79,22 +83,22 @@ def _convert(config: MilesConfig, draft: ConfigDraft, decoder: str) -> None:
     draft.set("model.position_bias_index", "published", "as in miles-credit")
 
     # In this package, the grid and the channels of the network are derived from the data.
-    require_frames(config, _HIDDEN_FRAMES)
-    compare_counts(config, draft)
+    compare_input_frames(config, _HIDDEN_FRAMES)
+    compare_channel_counts(config, draft)
 
 
 def _convert_value(config: MilesConfig, draft: ConfigDraft, name: str, default: Any) -> None:
-    """Convert a key with the same name in both packages; write the hidden default if the key is missing."""
+    """Convert a key with the same name in both packages; if the key is missing, write miles-credit's default."""
     key = f"model.{name}"
     value = config.get(key)
     if value is None:
         draft.set(key, default)
-        config.report.derive(key, f"hidden default `{default}`")
+        config.report.record_derived(key, f"hidden default `{default}`")
         return
     number = to_number(value)
     if name in _PER_STAGE_KEYS and number is not None:
         value = [int(number)] * 4
-        config.report.derive(key, f"the same value in all stages: `{value}`")
+        config.report.record_derived(key, f"the same value in all stages: `{value}`")
     elif isinstance(default, float):
         value = config.get_number(key, default)
     elif isinstance(default, bool):

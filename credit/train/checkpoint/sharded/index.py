@@ -58,8 +58,8 @@ class Slab:
     """Part of a tensor that is stored as one array.
 
     Attributes:
-        box: box of the slab in the complete tensor.
-        parts: (box, ranks with this box) for each part of the slab, in the order of their bytes.
+        box: (start, stop) of the slab along each dimension of the complete tensor.
+        parts: (box, ranks with this box) for each rank's part of the slab, in the order of their bytes.
     """
 
     box: Box
@@ -75,7 +75,7 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StemIndex:
-    """Index of a stem.
+    """Index of a stem, a set of tensors with a separate folder, such as ``model``.
 
     Attributes:
         tensors: name -> description of the tensor.
@@ -141,13 +141,13 @@ class StemIndex:
         """Return a dict: name -> dtype of the tensor."""
         return {name: tensor.dtype for name, tensor in self.tensors.items()}
 
-    def find_slabs(self, tensor: StoredTensor, box: Box) -> Iterator[tuple[str, Box]]:
+    def find_overlapping_slabs(self, tensor: StoredTensor, box: Box) -> Iterator[tuple[str, Box]]:
         """Yield (name of the file, box of the slab) for each slab of a tensor that overlaps with `box`."""
         groups = {rank // self.ranks_per_file for rank, _ in tensor.split.find_parts(tensor.shape, box)}
         for group in sorted(groups):
             for number, slab in enumerate(self.list_slabs(tensor, group)):
-                if _overlap(slab.box, box):
-                    yield file_name(group * self.ranks_per_file, number), slab.box
+                if _do_boxes_overlap(slab.box, box):
+                    yield shard_file_name(group * self.ranks_per_file, number), slab.box
 
     def list_slabs(self, tensor: StoredTensor, group: int) -> list[Slab]:
         """Return the slabs of a tensor in the files of a group of ranks, in the order of the files.
@@ -172,8 +172,8 @@ class StemIndex:
                 holders.setdefault(box, []).append(rank)
         return _merge_boxes(holders)
 
-    def restricted_metadata(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
-        """Return DCP's metadata of only the parts that this rank needs to fill `state`.
+    def metadata_for(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
+        """Return metadata of DCP (torch.distributed.checkpoint) that suffice to fill `state` on this rank.
 
         Args:
             folder: folder of the stem.
@@ -188,7 +188,7 @@ class StemIndex:
             box = tuple((part.start, part.stop) for part in local_slices(target))
             key = (tensor.split, tensor.shape, box)
             if key not in slabs_by_key:
-                slabs_by_key[key] = list(self.find_slabs(tensor, box))
+                slabs_by_key[key] = list(self.find_overlapping_slabs(tensor, box))
             chunks = []
             for file, slab_box in slabs_by_key[key]:
                 offsets = torch.Size([start for start, _ in slab_box])
@@ -200,7 +200,7 @@ class StemIndex:
         return Metadata(state_dict_metadata=entries, storage_data=files)
 
 
-def file_name(first_rank: int, number: int) -> str:
+def shard_file_name(first_rank: int, number: int) -> str:
     """Return the name of a file of a group of ranks.
 
     Args:
@@ -229,7 +229,7 @@ def _merge_boxes(holders: Mapping[Box, list[int]]) -> list[Slab]:
     return sorted(slabs, key=lambda slab: slab.box)
 
 
-def _overlap(first: Box, second: Box) -> bool:
+def _do_boxes_overlap(first: Box, second: Box) -> bool:
     """Return True if two boxes of a tensor have common elements, or if the tensor has no elements."""
     pairs = zip(first, second, strict=True)
     return all(max(a[0], b[0]) < min(a[1], b[1]) or a == b for a, b in pairs)

@@ -31,8 +31,8 @@ class ScannedIndex:
         """Return a dict: name -> dtype of the tensor."""
         return {name: entry.properties.dtype for name, entry in self.metadata.state_dict_metadata.items()}
 
-    def restricted_metadata(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
-        """Return DCP's metadata of all tensors; `StemIndex` returns only the metadata for `state`."""
+    def metadata_for(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
+        """Return metadata of DCP (torch.distributed.checkpoint) that suffice to fill `state`: those of all tensors."""
         return self.metadata
 
 
@@ -54,7 +54,7 @@ def read_into(folder: Path, index: StemIndex | ScannedIndex, state: Mapping[str,
     """
     assert not any(tensor.is_meta for tensor in state.values()), "a tensor without memory cannot be filled"
     # These are the steps of `torch.distributed.checkpoint.load` for a single rank, without the collectives.
-    metadata = index.restricted_metadata(folder, state)
+    metadata = index.metadata_for(folder, state)
     reader = HuggingFaceStorageReader(str(folder))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(state), metadata, is_coordinator=False)
@@ -62,7 +62,7 @@ def read_into(folder: Path, index: StemIndex | ScannedIndex, state: Mapping[str,
     reader.read_data(planner.create_local_plan(), planner).wait()
 
 
-def read_whole(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+def read_complete_tensors(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
     """Return the complete tensors of a folder on the CPU: name -> tensor.
 
     Args:

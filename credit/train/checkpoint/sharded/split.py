@@ -65,7 +65,7 @@ class Split:
         return tuple(position)
 
     def find_first_replica(self, coordinate: tuple[int, ...]) -> int:
-        """Return the first rank that has the same box as the rank at `coordinate`."""
+        """Return the lowest rank that has the same part of the tensor as the rank at `coordinate`."""
         rank = 0
         for index, stride, dim in zip(coordinate, self.strides, self.dims, strict=True):
             if dim is not None:
@@ -73,7 +73,7 @@ class Split:
         return rank
 
     def box_at(self, coordinate: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-        """Return the box of the rank at `coordinate` in a tensor of this shape; the box may be empty."""
+        """Return the part of a tensor on the rank at `coordinate`, as (start, stop) for each dimension."""
         box = [(0, length) for length in shape]
         for axis in self._list_split_axes():
             dim = self.dims[axis]
@@ -84,7 +84,7 @@ class Split:
         return tuple(box)
 
     def find_parts(self, shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, Box]]:
-        """Yield (first rank with this part, box of the part) for all parts of a tensor that overlap with `box`.
+        """Yield (lowest rank with this part, box of the part) for the parts of a tensor that overlap with `box`.
 
         A tensor without elements has a single part: the complete tensor on rank 0.
 

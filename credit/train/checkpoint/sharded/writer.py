@@ -38,7 +38,7 @@ from credit.train.checkpoint.sharded.files import (
     view_bytes,
     write_ranges,
 )
-from credit.train.checkpoint.sharded.index import DTYPE_NAMES, INDEX, Slab, StemIndex, file_name
+from credit.train.checkpoint.sharded.index import DTYPE_NAMES, INDEX, Slab, StemIndex, shard_file_name
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class StagedShards:
         parts: stem -> name of the tensor -> this rank's part of the tensor on the CPU.
         shares: stem -> byte ranges of files that this rank writes.
         indices: stem -> contents of the index file of the stem, equal on all ranks.
-        done: event after which the copies from the device are complete; None for tensors on the CPU.
+        copy_event: event after which the copies from the device are complete; None for tensors on the CPU.
     """
 
     parts: dict[str, dict[str, Tensor]]
     shares: dict[str, list[FileShare]]
     indices: dict[str, str]
-    done: torch.Event | None
+    copy_event: torch.Event | None
 
 
 class ShardWriter:
@@ -96,7 +96,7 @@ class ShardWriter:
         self._index_texts: dict[str, str] = {}
 
     @torch.no_grad()
-    def copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> StagedShards:
+    def copy_to_host(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> StagedShards:
         """Copy the parts that this rank writes to host memory; the copy overwrites the previous copy.
 
         The method does not communicate and does not wait for copies from a GPU. These copies are queued in the stream
@@ -128,8 +128,8 @@ class ShardWriter:
                     buffer = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=from_device)
                 self._parts[stem][name] = buffer.copy_(part, non_blocking=from_device)
                 on_device |= from_device
-        done = torch.accelerator.current_stream().record_event() if on_device else None
-        return StagedShards(self._parts, self._shares, self._index_texts, done)
+        copy_event = torch.accelerator.current_stream().record_event() if on_device else None
+        return StagedShards(self._parts, self._shares, self._index_texts, copy_event)
 
     def _plan(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Plan the byte ranges that this rank writes, unless the plan of the previous save is still valid."""
@@ -139,8 +139,8 @@ class ShardWriter:
         if indices == self._planned_indices:
             return
         for stem, index in indices.items():
-            _require_boxes_of_torch(index, tensors[stem], self._rank)
-        self._shares = {stem: plan_shares(index, self._rank) for stem, index in indices.items()}
+            _require_same_shards_as_torch(index, tensors[stem], self._rank)
+        self._shares = {stem: plan_file_shares(index, self._rank) for stem, index in indices.items()}
         self._index_texts = {stem: index.to_text() for stem, index in indices.items()}
         self._planned_indices = indices
 
@@ -174,8 +174,8 @@ class ShardWriter:
             raise CheckpointError("the ranks save different tensors, or tensors that are sharded in different ways")
 
         def write_files() -> dict[str, tuple[int, int]]:
-            if staged.done is not None:
-                staged.done.synchronize()
+            if staged.copy_event is not None:
+                staged.copy_event.synchronize()
             contributions = {}
             for stem, shares in staged.shares.items():
                 for share in shares:
@@ -213,8 +213,8 @@ def find_ranks_per_file(group: dist.ProcessGroup | None) -> int:
     return 1
 
 
-def plan_shares(index: StemIndex, rank: int) -> list[FileShare]:
-    """Return the byte ranges that a rank writes into the files of its group, the ranks of a host.
+def plan_file_shares(index: StemIndex, rank: int) -> list[FileShare]:
+    """Return the byte ranges that a rank writes into the files of its group (the ranks of its host).
 
     All ranks of the group compute the same plan, so they need no communication. Tensors with the largest elements
     come first in a file, so that every array begins at a multiple of its element size.
@@ -240,7 +240,7 @@ def plan_shares(index: StemIndex, rank: int) -> list[FileShare]:
     num_bytes_by_rank = dict.fromkeys(range(first_rank, first_rank + index.ranks_per_file), 0)
     shares = []
     for number, entries in enumerate(files):
-        share = _plan_file(index, file_name(first_rank, number), entries, num_bytes_by_rank, rank)
+        share = _plan_file(index, shard_file_name(first_rank, number), entries, num_bytes_by_rank, rank)
         if share.header is not None or share.parts:
             shares.append(share)
     return shares
@@ -301,11 +301,11 @@ def _join_contributions(
 
 
 def _add_counts(first: dict[object, int], second: dict[object, int]) -> dict[object, int]:
-    """Return key -> sum of the counts in two dicts; a missing key counts 0."""
+    """Return key -> sum of the counts in two dicts; a missing key has the count 0."""
     return {key: first.get(key, 0) + second.get(key, 0) for key in first | second}
 
 
-def _require_boxes_of_torch(index: StemIndex, tensors: Mapping[str, Tensor], rank: int) -> None:
+def _require_same_shards_as_torch(index: StemIndex, tensors: Mapping[str, Tensor], rank: int) -> None:
     """Raise CheckpointError unless the index gives the same part of each DTensor for this rank as torch.
 
     Raises:

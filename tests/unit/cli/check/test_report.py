@@ -46,7 +46,7 @@ def test_counts_are_the_last_line() -> None:
 
 def test_warnings_alone_are_no_failure() -> None:
     report = CheckReport()
-    with report.collect_log():
+    with report.collect_logged_warnings():
         logging.getLogger("credit.data").warning("%s is not used", "x.nc")
     assert report.warnings == ["x.nc is not used"]
     assert report.format() == "WARNING: x.nc is not used\n0 errors, 1 warning"

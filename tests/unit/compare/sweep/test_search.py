@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from credit.compare.sweep.search import list_grid, parse_ranges, sample_trials
+from credit.compare.sweep.search import list_grid_combinations, parse_ranges, sample_trials
 from credit.errors import ConfigError
 
 
 def test_a_grid_has_all_combinations() -> None:
-    assert list_grid(["trainer.learning_rate=1e-4,3e-4", "model.dim=[32, 64],[64,128]", "seed=1"]) == [
+    assert list_grid_combinations(["trainer.learning_rate=1e-4,3e-4", "model.dim=[32, 64],[64,128]", "seed=1"]) == [
         ("trainer.learning_rate=1e-4", "model.dim=[32, 64]", "seed=1"),
         ("trainer.learning_rate=1e-4", "model.dim=[64, 128]", "seed=1"),
         ("trainer.learning_rate=3e-4", "model.dim=[32, 64]", "seed=1"),
         ("trainer.learning_rate=3e-4", "model.dim=[64, 128]", "seed=1"),
     ]
-    assert list_grid(["loss={kind: mse},{kind: mae}", "a=null,true"])[-1] == ("loss={kind: mae}", "a=true")
+    assert list_grid_combinations(["loss={kind: mse},{kind: mae}", "a=null,true"])[-1] == ("loss={kind: mae}", "a=true")
     # A value that is written twice is one trial.
-    assert list_grid(["seed=1,1"]) == [("seed=1",)]
+    assert list_grid_combinations(["seed=1,1"]) == [("seed=1",)]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_grid_has_all_combinations() -> None:
 )
 def test_wrong_grids(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        list_grid(texts)
+        list_grid_combinations(texts)
 
 
 @pytest.mark.parametrize(

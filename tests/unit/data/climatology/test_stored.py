@@ -288,7 +288,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     reader, train, _ = opened(conf)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
     fit = module.FitTask(Path(conf.store), climatology_config, (train.first, train.last), False).plan_fit(reader)
-    disk, memory = blocks.estimate_bytes(fit, 1, (rows, columns))
+    disk, memory = blocks.estimate_fit_bytes(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns
     assert 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
@@ -378,7 +378,7 @@ def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "estimate_bytes", lambda *args: (2**60, 0))
+    monkeypatch.setattr(module, "estimate_fit_bytes", lambda *args: (2**60, 0))
     with pytest.raises(DataError, match="needs up to .* more"):
         keep(conf, WINDOW)
     assert not list(Path(conf.store).parent.glob(".*"))

@@ -11,7 +11,7 @@ import pytest
 from credit.data.formats.unit_checks import (
     build_value_rules,
     convert_range_to_file_units,
-    find_implausible_units,
+    describe_implausible_variables,
     read_file_range,
     require_plausible_units,
 )
@@ -179,8 +179,8 @@ def test_each_level_has_its_limits() -> None:
     fields = np.stack([np.full((2, 2), value, np.float32) for value in (14000, 54000, 300000)])
     assert rules.apply(fields)[1] is None
     wrong = rules.apply(np.stack([fields, fields[[0, 0, 2]]]))[1]
-    assert (wrong.index, wrong.row) == ((1,), 1)
-    assert rules.apply(fields[[0]], slice(1, 2))[1].row == 1
+    assert (wrong.index, wrong.level_index) == ((1,), 1)
+    assert rules.apply(fields[[0]], slice(1, 2))[1].level_index == 1
 
 
 @pytest.mark.parametrize(
@@ -247,4 +247,4 @@ def test_a_declared_range_accepts_units_of_another_quantity(tmp_path: Path) -> N
     conf = make_config(path, **options, variable_options={"z": {"valid_range": [4000.0, 7000.0]}})
     reader = open_sources(conf)
     np.testing.assert_allclose(reader.read(2)[0], heights[2, 0], rtol=1e-6)
-    assert find_implausible_units(reader.read(2), reader, conf, "then") == []
+    assert describe_implausible_variables(reader.read(2), reader, conf, "then") == []

@@ -12,7 +12,7 @@ from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig
 from credit.data.climatology.fit import fit_climatology
 from credit.data.samples.cached_reader import CachedReader
-from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.dataset import SampleDataset
 from credit.data.samples.frames import FrameReader
 from credit.errors import DataError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -63,7 +63,7 @@ def test_times_arrive_in_order(calendar_name: str, day: str) -> None:
     calendar = Calendar(calendar_name)
     start = calendar.parse(day)
     reader = reader_of(start + 360 * np.arange(-10, 10), calendar_name=calendar_name)
-    dataset = ForecastDataset(FrameReader(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
+    dataset = SampleDataset(FrameReader(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
     batch = dataset.__getitems__([0])
     now = start / 60
     assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now]
@@ -92,7 +92,7 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
     )  # fmt: skip
     frames = FrameReader(CachedReader(reader) if cache == "memory" else reader, settings, None)
     starts = [1440, 360, 720]
-    batch = ForecastDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
+    batch = SampleDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
     for row, start in enumerate([720, 1440, 360]):
         initial = start if as_forecast else None
         inputs = [start + 360 * k for k in (-1, 0, 1, 2)]
@@ -111,7 +111,7 @@ def test_hidden_cells_are_missing_in_samples(as_forecast: bool) -> None:
     hidden = np.zeros((8, 16), dtype=bool)
     hidden[2, 3:5] = True
     frames = FrameReader(reader_of(360 * np.arange(10)), conf(), None, {"a": hidden, "f": hidden})
-    batch = ForecastDataset(frames, [720], 360, 2, 2, as_forecast).__getitems__([0])
+    batch = SampleDataset(frames, [720], 360, 2, 2, as_forecast).__getitems__([0])
     for fields_THW in (batch.history_BCTHW[0, 0], batch.target_BCTHW[0, 0], batch.forcing_BCTHW[0, 0]):
         for field in fields_THW.numpy():
             np.testing.assert_array_equal(np.isnan(field), hidden)

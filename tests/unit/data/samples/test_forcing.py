@@ -16,7 +16,7 @@ from credit.data.samples.forcing import (
     compute_dynamic_forcing,
     compute_static,
     era5_irradiance,
-    fixed_statistics,
+    get_fixed_statistics,
     sun_position,
     toa_radiation,
 )
@@ -162,10 +162,10 @@ def test_fixed_statistics_are_those_of_a_year(mean: str) -> None:
             for h in (0, 6, 12, 18)
         ]
     ).astype(np.float64)
-    expected_mean, expected_std = fixed_statistics("toa_incident_solar_radiation", 360, solar)
+    expected_mean, expected_std = get_fixed_statistics("toa_incident_solar_radiation", 360, solar)
     assert year.mean() == pytest.approx(expected_mean, rel=0.02)
     assert year.std() == pytest.approx(expected_std, rel=0.02)
-    assert fixed_statistics("sin_year", 360, solar) == (0.0, 1.0)
+    assert get_fixed_statistics("sin_year", 360, solar) == (0.0, 1.0)
 
 
 def test_a_one_degree_field_takes_less_than_50_ms() -> None:

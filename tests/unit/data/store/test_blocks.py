@@ -12,7 +12,7 @@ import xarray as xr
 import zarr
 
 from credit.config.sections.data import BlocksConfig, DataConfig, PreprocessConfig
-from credit.data.part_reader import PartReader
+from credit.data.part_reader import GridPartReader
 from credit.data.reader import open_reader
 from credit.data.store import store_writer
 from credit.data.store.integrity import find_damage
@@ -107,7 +107,7 @@ def test_values_are_those_of_a_store_without_blocks(
     assert not find_damage(Path(divided.store), deep=True)
     rows, columns = slice(9, 31), slice(5, 26)
     for whole_reader in (reader, plain_reader):
-        part = PartReader(whole_reader, rows, columns)
+        part = GridPartReader(whole_reader, rows, columns)
         np.testing.assert_array_equal(part.read(7), expected[7][:, rows, columns])
         targets = [None, np.empty((22, 21), dtype=np.float32)]
         part.read_into(8, targets)
@@ -126,7 +126,7 @@ def test_a_rank_reads_only_its_blocks(conf: DataConfig, bytes_read: list[int], s
     for rank in range(division.num_ranks):
         part = division.owned(rank)
         bytes_read.clear()
-        fields = PartReader(reader, *part.slices).read(5)
+        fields = GridPartReader(reader, *part.slices).read(5)
         np.testing.assert_array_equal(fields, whole[:, *part.slices])
         assert sum(bytes_read) == index_bytes + (file_bytes - index_bytes) // division.num_ranks
 
@@ -136,7 +136,7 @@ def test_a_part_across_blocks_reads_those_that_it_overlaps(conf: DataConfig, byt
     reader = open_reader(divided)
     bytes_read.clear()
     # Blocks have 10 x 24 cells: rows 8 to 11 overlap two of four, columns 0 to 23 one of two.
-    PartReader(reader, slice(8, 12), slice(0, 24)).read(5)
+    GridPartReader(reader, slice(8, 12), slice(0, 24)).read(5)
     assert sum(bytes_read) == 16 * 8 + 4 + 2 * (2 * 10 * 24 * 4 + 4)
 
 
@@ -148,9 +148,9 @@ def test_a_damaged_block(conf: DataConfig, compression: str) -> None:
     assert isinstance(reader, StoreReader)
     expected = reader.read(9)
     flip_a_bit(field_file(divided, 9), block_offset(divided, 9, 1, 0) + 40)
-    upper = PartReader(reader, slice(0, 19), slice(0, 48))
+    upper = GridPartReader(reader, slice(0, 19), slice(0, 48))
     np.testing.assert_array_equal(upper.read(9), expected[:, :19])
-    lower = PartReader(reader, slice(19, 37), slice(0, 24))
+    lower = GridPartReader(reader, slice(19, 37), slice(0, 24))
     with pytest.raises(DataError, match=r"divided.zarr: the fields of 2000-01-03.*block 1, 0 of rows.*checksum"):
         lower.read(9)
     path = Path(divided.store)
@@ -187,7 +187,7 @@ def test_copies_on_a_node(conf: DataConfig, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         stored = write_store(conf, f"{name}/store.zarr", *blocks)
         cached = stored.model_copy(update={"cache": "disk", "cache_folder": str(tmp_path / "copies")})
-        part = PartReader(open_reader(cached), slice(3, 25), slice(0, 20))
+        part = GridPartReader(open_reader(cached), slice(3, 25), slice(0, 20))
         expected = part.read(4)
         field_file(stored, 4).unlink()
         np.testing.assert_array_equal(part.read(4), expected)
@@ -196,8 +196,8 @@ def test_copies_on_a_node(conf: DataConfig, tmp_path: Path) -> None:
 
 
 def test_more_blocks_than_rows() -> None:
-    assert BlocksConfig(lat=100, lon=3).divide((37, 48)) == ((1, 16), (37, 48))
-    assert BlocksConfig(lat=4, lon=1).divide((9, 48)) == ((3, 48), (9, 48))
+    assert BlocksConfig(lat=100, lon=3).find_block_and_padded_shape((37, 48)) == ((1, 16), (37, 48))
+    assert BlocksConfig(lat=4, lon=1).find_block_and_padded_shape((9, 48)) == ((3, 48), (9, 48))
 
 
 def test_a_block_without_values_is_written(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
 def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_training_store(conf)
     look = integrity._check_chunks
-    lock = store_writer.lock_folder(path) / "create.lock"
+    lock = store_writer.build_lock_folder_path(path) / "create.lock"
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     is_free: list[bool] = []
 

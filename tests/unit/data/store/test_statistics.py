@@ -15,7 +15,7 @@ import pytest
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.data.kernels import compute_moments
-from credit.data.store.statistics import Moments, Statistics, find_coarse_packing, fit_statistics
+from credit.data.store.statistics import Moments, Statistics, describe_coarse_packing, fit_statistics
 from credit.errors import DataError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
@@ -154,12 +154,12 @@ def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFix
     channels = make_reader(fields, np.arange(40)).channels.time_varying_stored
     std = np.array([50.0, 120.0, 0.5, 0.1])
     # 0.3 x 0.5 x sqrt(6) = 0.3674
-    assert find_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.367}) == []
-    (line,) = find_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.368})
+    assert describe_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.367}) == []
+    (line,) = describe_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.368})
     assert line.startswith("t2m: values in the files are rounded to 0.368")
     # a forcing is not predicted, so its rounding does no harm
     assert next(channel.group for channel in channels if channel.name == "sst") == "dynamic_forcing"
-    assert find_coarse_packing(channels, std, {"sst": 1.0}) == []
+    assert describe_coarse_packing(channels, std, {"sst": 1.0}) == []
     with caplog.at_level(logging.WARNING):
         fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP, {"t2m": 1.0})
     assert "t2m: values in the files are rounded to 1" in caplog.text

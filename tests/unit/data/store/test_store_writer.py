@@ -98,7 +98,7 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     first = reader.calendar.parse("2000-01-02")
     last = reader.calendar.parse_period_end("2000-01-09")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict(), "to the last bit"
-    assert not store_writer.lock_folder(Path(alone.store)).exists()
+    assert not store_writer.build_lock_folder_path(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
     assert [int(d) for d in group["digest"][:]] == [
         store_writer.hash_fields(reader.read(n), "crc32c") for n in range(len(reader.times))
@@ -154,9 +154,9 @@ def test_stores_of_before_keep_their_checksums(folder: Path) -> None:
     conf = make(folder)
     write_training_store(conf)
     digest = zarr.open_group(conf.store, mode="r+")["digest"]
-    assert store_writer.digest_algorithm(digest) == "crc32c"
+    assert store_writer.read_digest_algorithm(digest) == "crc32c"
     del digest.attrs["algorithm"]
-    assert store_writer.digest_algorithm(digest) == "blake2b"
+    assert store_writer.read_digest_algorithm(digest) == "blake2b"
     values = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     expected = hashlib.blake2b(values.tobytes(), digest_size=8).digest()
     assert store_writer.hash_fields(values, "blake2b") == int.from_bytes(expected, "little")

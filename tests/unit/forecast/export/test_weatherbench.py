@@ -150,7 +150,7 @@ def test_names_of_variables() -> None:
     assert weatherbench_name("tp", False) == "tp" and weatherbench_name("rain", False, 6) == "rain"
     # A variable without levels is not the one on levels.
     assert weatherbench_name("t", True) == "temperature" and weatherbench_name("t", False) == "t"
-    names = [name for entry in VARIABLES for name in entry.short]
+    names = [name for entry in VARIABLES for name in entry.config_names]
     assert len(names) == len(set(names))
 
 

@@ -17,23 +17,23 @@ from credit.errors import ConfigError
 from credit.hpc.planner import report
 from credit.hpc.planner.collectives import Collective
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
-from credit.hpc.planner.matrices import Matrix, count_matrix_collectives, estimate_matrix_seconds
+from credit.hpc.planner.matrices import MuonMatrix, count_matrix_collectives, estimate_matrix_seconds
 from credit.hpc.planner.memory import (
-    Precision,
-    Schedule,
+    ElementBytes,
+    PassSchedule,
     ShardUnit,
     Weight,
     bound_in_flight_memory,
     compute_state_memory,
     count_buffer_bytes,
-    read_units,
+    read_sharding_units,
 )
 from credit.hpc.planner.mesh import CHECKPOINTING, list_busy_ranks
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.planned_run import MemberBatches, PlannedRun
-from credit.hpc.planner.report import format_plan, to_dict
+from credit.hpc.planner.report import format_plan, plan_to_dict
 from credit.hpc.planner.trace import trace_step
-from credit.hpc.planner.traffic import estimate_seconds
+from credit.hpc.planner.traffic import estimate_call_seconds
 from credit.losses import member_loss
 from credit.parallel.domain.division import divide_field
 from credit.parallel.dtensor import local_shard
@@ -69,7 +69,9 @@ def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
     with fake_process_group(degrees.world):
         smallest_mesh = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
         model, _ = step_builder.build_network(smallest_mesh, True, False)
-        planned = compute_state_memory(read_units(model, True), degrees, count_buffer_bytes(model), average=True)
+        planned = compute_state_memory(
+            read_sharding_units(model, True), degrees, count_buffer_bytes(model), average=True
+        )
         model, _ = step_builder.build_network(build_mesh(degrees, 0, "cpu"), True, False)
         held = [sum(4 * local_shard(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
         weights = len([*model.parameters()])
@@ -81,13 +83,13 @@ def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
 def test_muon_by_hand() -> None:
     """A matrix of Muon has one moment and no count of steps; its products are divided among the ranks of a replica."""
     weights = (Weight(10, 3, 4, True, False), Weight(8, 5, 4, True, False, moments=1))
-    units = (ShardUnit(weights, split=False, stays_gathered=True),)
+    units = (ShardUnit(weights, has_split_weights=False, stays_gathered=True),)
     memory = compute_state_memory(units, ParallelDims(1, 4, 1), 0, average=False)
     # On the fullest of four ranks, 3 of 10 rows and 2 of 8.
     assert memory.optimizer == 2 * 3 * 3 * 4 + 4 + 2 * 5 * 4
     gpu = find_gpu("h100")
     trainer = TrainerConfig(max_steps=1, optimizer="muon", tf32=True)
-    matrices = [Matrix(8, 4, flops, "dp", 0) for flops in (4e12, 2e12, 2e12)]
+    matrices = [MuonMatrix(8, 4, flops, "dp", 0) for flops in (4e12, 2e12, 2e12)]
     one_rank, replicas, shards = (
         estimate_matrix_seconds(matrices, degrees, trainer, gpu)
         for degrees in (ParallelDims(1, 1, 1), ParallelDims(2, 1, 1), ParallelDims(1, 2, 1))
@@ -108,31 +110,33 @@ def test_muon_by_hand() -> None:
 
 def test_in_flight_by_hand() -> None:
     units = (
-        ShardUnit((Weight(10, 3, 4, True, False),), split=False, stays_gathered=True),
-        ShardUnit((Weight(8, 5, 4, True, False), Weight(2, 1, 4, False, False)), split=False, stays_gathered=False),
+        ShardUnit((Weight(10, 3, 4, True, False),), has_split_weights=False, stays_gathered=True),
+        ShardUnit(
+            (Weight(8, 5, 4, True, False), Weight(2, 1, 4, False, False)), has_split_weights=False, stays_gathered=False
+        ),
     )
     degrees = ParallelDims(1, 4, 1)
     # on four ranks 10 rows are padded to 12, and 2 to 4
     gathered_elements, freed_elements = 12 * 3, 8 * 5 + 4
-    gathered, reduced = bound_in_flight_memory(units, degrees, Precision(2, 4), Schedule())
+    gathered, reduced = bound_in_flight_memory(units, degrees, ElementBytes(2, 4), PassSchedule())
     assert gathered == 2 * (gathered_elements + 2 * freed_elements + freed_elements)
     assert reduced == 2 * 40 + 4 * 40, "the frozen weight has no gradient"
-    gathered, reduced = bound_in_flight_memory(units, degrees, Precision(4, 4), Schedule(2, 2, True))
+    gathered, reduced = bound_in_flight_memory(units, degrees, ElementBytes(4, 4), PassSchedule(2, 2, True))
     assert gathered == 4 * (gathered_elements + freed_elements + freed_elements), "a recomputed step keeps all"
     assert reduced == 4 * 40 + 4 * (40 + 30 + 40)
 
 
 def test_seconds_by_hand() -> None:
     billion = 10**9
-    within = estimate_seconds(Collective("all-gather", 8, billion, 1, blocks=False), H100)
+    within = estimate_call_seconds(Collective("all-gather", 8, billion, 1, is_blocking=False), H100)
     assert within == pytest.approx(7 / 8 / (450 * 0.8) + 14e-6 + 7 * 1.9e-6)
     # two nodes: eight ports of 50 GB/s a node, below the 450 GB/s within
-    across = estimate_seconds(Collective("reduce-scatter", 16, billion // 16, 1, blocks=False), H100)
+    across = estimate_call_seconds(Collective("reduce-scatter", 16, billion // 16, 1, is_blocking=False), H100)
     assert across == pytest.approx(15 / 16 / (400 * 0.8) + 14e-6 + 14 * 1.9e-6 + 4e-6)
     # every eighth rank: one a node, one port
-    alone = estimate_seconds(Collective("all-reduce", 4, billion, 8, blocks=False), H100)
+    alone = estimate_call_seconds(Collective("all-reduce", 4, billion, 8, is_blocking=False), H100)
     assert alone == pytest.approx(2 * 3 / 4 / (50 * 0.8) + 14e-6 + min(2 * 3 * 4e-6, 2 * 2 * 8.5e-6))
-    assert estimate_seconds(Collective("all-gather", 1, billion, 1, blocks=False), H100) == 0
+    assert estimate_call_seconds(Collective("all-gather", 1, billion, 1, is_blocking=False), H100) == 0
 
 
 def test_a_kernel_is_as_slow_as_its_slowest_part() -> None:
@@ -148,10 +152,10 @@ def test_meshes_of_a_plan(plan: Plan) -> None:
     assert {ParallelDims(r, 16 // r, 1) for r in (1, 2, 4, 8, 16)} <= set(degrees)
     assert any(d.tensor == 2 for d in degrees)
     assert plan.configured.degrees == ParallelDims(1, 16, 1) and plan.configured in plan.meshes
-    fastest = max(mesh.samples_per_second for mesh in plan.meshes if mesh.works)
-    assert plan.best.works and plan.best.samples_per_second > 0.98 * fastest
+    fastest = max(mesh.samples_per_second for mesh in plan.meshes if mesh.is_usable)
+    assert plan.best.is_usable and plan.best.samples_per_second > 0.98 * fastest
     by_degrees = {mesh.degrees: mesh for mesh in plan.meshes}
-    shards = [by_degrees[ParallelDims(16 // s, s, 1)].memory.states for s in (1, 2, 4, 8, 16)]
+    shards = [by_degrees[ParallelDims(16 // s, s, 1)].memory.state_bytes for s in (1, 2, 4, 8, 16)]
     assert shards == sorted(shards, reverse=True)
     assert set(plan.checkpointing) == set(CHECKPOINTING)
     gathered_elements = [plan.checkpointing[kind].memory.activations for kind in (False, "selective", True)]
@@ -192,8 +196,8 @@ def test_report(plan: Plan) -> None:
     for line in text.splitlines():
         if re.search(r"\bs per step|samples/s|\bhours|MWh| s = ", line):
             assert "estimate" in line, line
-    facts = json.loads(json.dumps(to_dict(plan, planned_run_of())))
-    assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
+    facts = json.loads(json.dumps(plan_to_dict(plan, planned_run_of())))
+    assert facts["recommended"]["memory"]["device"] == plan.best.memory.device_bytes
     assert facts["configured"]["shard"] == 16
     assert len(facts["meshes"]) == len(plan.meshes)
     assert f"a checkpoint has at most {facts['checkpoint_files']} files" in text
@@ -243,7 +247,9 @@ def test_one_gpu() -> None:
 
 def test_offload_leaves_the_states_to_the_host() -> None:
     memory = make_plan(planned_run_of("trainer.parallelism.cpu_offload=true"), 2, H100).configured.memory
-    assert memory.host and memory.device < memory.states + memory.activations + memory.buffers + memory.gathered
+    assert (
+        memory.host and memory.device_bytes < memory.state_bytes + memory.activations + memory.buffers + memory.gathered
+    )
 
 
 def small_gpu(gib: float) -> Gpu:
@@ -343,8 +349,8 @@ def test_busy_ranks_are_the_first_and_one_with_all_neighbours(
 def test_the_search_divides_fields_where_samples_are_few() -> None:
     run = replace(planned_run_of(), max_samples_per_step=1)
     plan = make_plan(run, 2, H100)
-    assert {(mesh.degrees.domain, mesh.degrees.tensor) for mesh in plan.meshes if mesh.works} == {(2, 1), (1, 2)}
-    assert all(mesh.samples == 1 for mesh in plan.meshes if mesh.works)
+    assert {(mesh.degrees.domain, mesh.degrees.tensor) for mesh in plan.meshes if mesh.is_usable} == {(2, 1), (1, 2)}
+    assert all(mesh.samples == 1 for mesh in plan.meshes if mesh.is_usable)
     text = format_plan(plan, run)
     assert "domain 1, tensor 1: needs 2 samples per step, which is too many" in text
     assert "at most 1 samples" in text
@@ -355,7 +361,7 @@ def test_the_search_divides_fields_where_samples_are_few() -> None:
 def test_the_search_divides_fields_that_do_not_fit() -> None:
     overrides = ["trainer.train_batch_size=64"]
     divided = make_plan(planned_run_of(*overrides), 2, small_gpu(2.5))
-    assert divided.best.degrees.domain == 2 and divided.best.works
+    assert divided.best.degrees.domain == 2 and divided.best.is_usable
     assert not divided.configured.fits and divided.configured.degrees.domain == 1
     assert divided.best.memory.activations < 0.6 * divided.configured.memory.activations
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from credit.models.graph.edge_index import EdgeIndex, Selection, sort_edges
+from credit.models.graph.edge_index import EdgeIndex, RowSelection, sort_edges
 from credit.models.graph.layers import MessagePassingLayer
 from credit.models.graph.mlp import MLP
 from credit.models.initialise import initialise_
@@ -85,19 +85,19 @@ def test_edges_that_all_samples_share() -> None:
 
 def test_gather_and_sum_are_adjoint() -> None:
     rows = np.array([3, 0, 3, 2, 0, 3])
-    selection = Selection.build(rows, 5).repeat(2)
+    selection = RowSelection.build(rows, 5).repeat(2)
     x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
     y = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
     assert torch.equal(selection.gather(x), x[:, rows])
     expected = torch.zeros(2, 5, 4, dtype=torch.float64).index_add(1, torch.from_numpy(rows), y)
-    torch.testing.assert_close(selection.sum(y), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(selection.sum_by_row(y), expected, rtol=0, atol=1e-14)
     assert torch.autograd.gradcheck(selection.gather, (x,))
     assert torch.autograd.gradcheck(selection.sum, (y,))
 
 
 def test_rows_without_effect_get_no_gradient() -> None:
     is_used = np.array([True, False, True, False])
-    selection = Selection.build(np.array([0, 0, 1, 1]), 2, is_used).repeat(2)
+    selection = RowSelection.build(np.array([0, 0, 1, 1]), 2, is_used).repeat(2)
     x = torch.randn(2, 2, 3, requires_grad=True)
     y = selection.gather(x)
     assert torch.equal(y, x[:, [0, 0, 1, 1]])

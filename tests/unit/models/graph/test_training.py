@@ -97,11 +97,11 @@ def test_adapters_begin_from_the_base_model() -> None:
 
 
 def test_a_model_that_was_used_in_inference_mode_can_be_trained() -> None:
-    tables._build_cached.cache_clear()
+    tables._build_cached_constants.cache_clear()
     model = build()
     with torch.inference_mode():
         # The same constants, which are computed here.
-        tables._build_cached.cache_clear()
+        tables._build_cached_constants.cache_clear()
         model.constants = tables.build_constants(model.spec.grid, model.refinements, None)
         model(fields())
     compute_gradients(model, fields())

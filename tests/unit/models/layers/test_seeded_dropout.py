@@ -48,13 +48,13 @@ def test_attention_weights() -> None:
     heads, window = 4, 3
     weights_NhLL = torch.rand(len(to_windows(torch.zeros(3, 6, 9, 1), window, strided=False)), heads, 9, 9)
     dropout = SeededDropout(0.25, 1)
-    whole = dropout.drop_weights(weights_NhLL, SEEDS_BM, heads)
+    whole = dropout.drop_attention_weights(weights_NhLL, SEEDS_BM, heads)
     assert abs((whole == 0).float().mean() - 0.25) < 0.02
     windows = len(weights_NhLL) // 3
-    alone = dropout.drop_weights(weights_NhLL[windows : 2 * windows], SEEDS_BM[1:2], heads)
+    alone = dropout.drop_attention_weights(weights_NhLL[windows : 2 * windows], SEEDS_BM[1:2], heads)
     assert torch.equal(alone, whole[windows : 2 * windows])
     dropout.first_unit = 2
-    assert torch.equal(dropout.drop_weights(weights_NhLL[:, 2:], SEEDS_BM, heads), whole[:, 2:])
+    assert torch.equal(dropout.drop_attention_weights(weights_NhLL[:, 2:], SEEDS_BM, heads), whole[:, 2:])
 
 
 def test_a_seed_of_zero_drops_nothing() -> None:

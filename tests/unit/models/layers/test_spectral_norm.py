@@ -284,7 +284,7 @@ def summed(model: WXFormer) -> tuple[nn.Module, Sums]:
     for name, norm in layer.named_modules():
         if isinstance(norm, spectral_norm.SpectralNorm) and "position_bias" not in name:
             norm.share(int("to_out" in name or "contract" in name), sums, sums)
-    spectral_norm.SpectralNorm.share_sums(layer)
+    spectral_norm.SpectralNorm.merge_all_reduces(layer)
     return layer, sums
 
 

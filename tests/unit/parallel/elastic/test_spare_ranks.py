@@ -17,7 +17,7 @@ from credit.parallel.elastic.spare_ranks import (
     choose_num_ranks,
     count_smallest_mesh_ranks,
     release_spare_ranks,
-    wait_for_end,
+    wait_for_run_end,
 )
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import ProcessInfo, read_process_info
@@ -67,7 +67,7 @@ def test_spare_ranks_learn_how_the_run_ended(fails: bool) -> None:
     main = ProcessInfo(0, 3, 0, "torchrun", address=("localhost", free_port()), can_restart=True)
     outcomes: list[bool] = []
     spare_ranks = [
-        threading.Thread(target=lambda rank=rank: outcomes.append(wait_for_end(replace(main, rank=rank))))
+        threading.Thread(target=lambda rank=rank: outcomes.append(wait_for_run_end(replace(main, rank=rank))))
         for rank in (1, 2)
     ]
     if fails:
@@ -94,7 +94,7 @@ def test_a_spare_rank_ends_with_rank_0() -> None:
 
     def wait() -> None:
         try:
-            wait_for_end(ProcessInfo(1, 2, 1, "torchrun", address=("localhost", port)))
+            wait_for_run_end(ProcessInfo(1, 2, 1, "torchrun", address=("localhost", port)))
         except BaseException as error:
             errors.append(error)
 

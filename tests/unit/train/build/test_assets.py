@@ -17,7 +17,7 @@ from credit.data.samples.frames import FrameReader
 from credit.data.splits import build_splits
 from credit.errors import CheckpointError, DataError
 from credit.train.build.assets import ModelAssets, fit_assets
-from credit.train.build.initial_condition_checks import describe_distribution_shift, find_masked_cells
+from credit.train.build.initial_condition_checks import describe_distribution_shift, find_cells_missing_in_training
 from credit.train.build.stepper import build_normalizer
 from credit.train.checkpoint.trained_fields import require_same_fields
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -106,13 +106,13 @@ def test_masked_cells_are_hidden(fitted: tuple[AnalyticReader, ModelAssets]) -> 
     """Cells that were missing in training are hidden; cells with values in training must have values."""
     reader, assets = fitted
     sst_mask_HW = assets.masks["sst"]
-    assert find_masked_cells(assets, reader, Path("step")) == {}
+    assert find_cells_missing_in_training(assets, reader, Path("step")) == {}
     message = f"sst: the data are missing in {sst_mask_HW.sum()} cells where the checkpoint"
     for masks in ({}, {"sst": ~sst_mask_HW}):
         with pytest.raises(DataError, match=message):
-            find_masked_cells(replace(assets, masks=masks), reader, Path("step"))
+            find_cells_missing_in_training(replace(assets, masks=masks), reader, Path("step"))
     trained_masks = {"sst": sst_mask_HW | np.roll(sst_mask_HW, 1, axis=1), "t2m": ~sst_mask_HW}
-    hidden_cells = find_masked_cells(replace(assets, masks=trained_masks), reader, Path("step"))
+    hidden_cells = find_cells_missing_in_training(replace(assets, masks=trained_masks), reader, Path("step"))
     frames = FrameReader(reader, build_config(RAW).data, None, hidden_cells)
     state_CHW = frames.state(int(reader.times[0]))
     stored_CHW = reader.read(0)
@@ -129,9 +129,9 @@ def test_masks_of_diagnostic_and_static_variables_are_ignored(fitted: tuple[Anal
     reader = build_reader(build_config(raw))
     reader.masks |= {"tp": reader.masks["sst"], "lsm": reader.masks["sst"]}
     assets = replace(assets, channels=reader.channels)
-    assert find_masked_cells(assets, reader, Path("step")) == {}
+    assert find_cells_missing_in_training(assets, reader, Path("step")) == {}
     everywhere = {name: np.ones_like(mask_HW) for name, mask_HW in reader.masks.items()}
-    assert find_masked_cells(replace(assets, masks=everywhere), reader, Path("step")).keys() == {"sst"}
+    assert find_cells_missing_in_training(replace(assets, masks=everywhere), reader, Path("step")).keys() == {"sst"}
 
 
 def test_a_distribution_shift_names_the_channels(fitted: tuple[AnalyticReader, ModelAssets]) -> None:

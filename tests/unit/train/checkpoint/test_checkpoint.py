@@ -334,7 +334,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     with AsyncCheckpointer(tmp_path) as checkpointer:
         path = checkpointer.save(1, {"model": state}, {}, {})
     for load in (
-        lambda: checkpoint.load_state(model, state, tmp_path),
+        lambda: checkpoint.copy_complete_tensors(model, state, tmp_path),
         lambda: checkpoint.load_into(path, "model", model.state_dict()),
     ):
         with pytest.raises(CheckpointError) as caught:
@@ -347,6 +347,6 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
 def test_a_model_is_loaded_in_place(tmp_path: Path) -> None:
     source, model = nn.Linear(3, 2), nn.Linear(3, 2)
     parameters = list(model.parameters())
-    checkpoint.load_state(model, source.state_dict(), tmp_path)
+    checkpoint.copy_complete_tensors(model, source.state_dict(), tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(parameters, source.parameters(), strict=True))
     assert all(p.requires_grad and p.is_leaf for p in parameters)

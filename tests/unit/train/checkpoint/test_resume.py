@@ -16,7 +16,7 @@ from credit.config.batch_division import divide_global_batch
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.config_changes import require_same_run
-from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, prepare_folder
+from credit.train.checkpoint.resume import choose_checkpoint, create_run_folder, find_weights_file
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from tests.unit.config.test_load import MINIMAL, with_key
 
@@ -25,7 +25,7 @@ def find_start(resume: str | Path, folder: Path) -> tuple[Path | None, Path | No
     """Return the checkpoint and the file of weights that a run begins with."""
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(resume)))
     origin = choose_checkpoint(config, folder)
-    return origin, find_initial_weights(config, origin)
+    return origin, find_weights_file(config, origin)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_ranks_of_one_number_on_many_hosts_try_the_folder_at_once(tmp_path: Path
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda _: prepare_folder(tmp_path / "run"), range(4000)))
+            list(threads.map(lambda _: create_run_folder(tmp_path / "run"), range(4000)))
     finally:
         sys.setswitchinterval(switch_interval)
     assert not list((tmp_path / "run").iterdir())

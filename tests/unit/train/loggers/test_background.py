@@ -18,7 +18,7 @@ from credit.train.loggers.base import (
     LoggedRow,
     LoggedRun,
     RunLogger,
-    logger_class,
+    find_logger_class,
     register_logger,
     require_loggers,
 )
@@ -190,13 +190,13 @@ def test_names_of_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     from credit.train.loggers import base
 
     # The built-in loggers register themselves at the first call.
-    logger_class("tensorboard")
+    find_logger_class("tensorboard")
     monkeypatch.setattr(base, "_LOGGERS", dict(base._LOGGERS))
     with pytest.raises(ConfigError, match=r'trainer\.loggers: "wandbb" is not a logger.*wandb'):
         require_loggers(["wandbb"])
     register_logger("recorder")(Recorder)
     require_loggers(["recorder"])
-    assert logger_class("recorder") is Recorder
+    assert find_logger_class("recorder") is Recorder
     Recorder.package = "no_such_package"
     try:
         with pytest.raises(ConfigError, match="recorder needs the package no_such_package"):

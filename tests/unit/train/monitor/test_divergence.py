@@ -24,7 +24,7 @@ def test_a_streak_in_a_row() -> None:
         check_step(step, math.nan if is_skipped else 1.0, is_skipped)
     with pytest.raises(RollbackRequired) as caught:
         check_step(5, math.inf, True)
-    assert (caught.value.steps, caught.value.finite) == ([3, 4, 5], False)
+    assert (caught.value.steps, caught.value.is_finite) == ([3, 4, 5], False)
     assert "3 times in a row (trainer.max_bad_steps)" in caught.value.problem
 
 
@@ -47,7 +47,7 @@ def test_a_jump_of_the_loss() -> None:
     check_step(5, 2.9, False)
     with pytest.raises(RollbackRequired) as caught:
         check_step(6, 3.1, False)
-    assert (caught.value.steps, caught.value.finite) == ([6], True)
+    assert (caught.value.steps, caught.value.is_finite) == ([6], True)
     assert train_state.losses == [1.0, 1.0, 1.0, 1.0, 2.9], "the jump does not count as usual"
     train_state.spikes = 1
     check_step(6, 3.1, False)  # the limit is used up

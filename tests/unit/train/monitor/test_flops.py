@@ -47,8 +47,10 @@ def test_by_hand(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # the linear layer: forward, gradient of its weights, and of its input where anything before it wants it
     linear = (2, 3) if frozen else (3, 3)
     counts = count_operations(config)
-    assert counts.operations(1) == {"tf32": first * convolution + linear[0] * product}
-    assert counts.operations(3) == {"tf32": (first + 2 * further) * convolution + (linear[0] + 2 * linear[1]) * product}
+    assert counts.count_operations_by_precision(1) == {"tf32": first * convolution + linear[0] * product}
+    assert counts.count_operations_by_precision(3) == {
+        "tf32": (first + 2 * further) * convolution + (linear[0] + 2 * linear[1]) * product
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,13 @@ def test_the_peak_is_that_of_what_the_network_computes_in(
     monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Small(len(channels.input)))
     config = small_config(*overrides)
     assets = build_placeholder_assets(config, build_grid(GRID), {})
-    assert FlopCounter(config, assets, sharded).operations(1).keys() == {rate}
+    assert FlopCounter(config, assets, sharded).count_operations_by_precision(1).keys() == {rate}
 
 
 def test_one_step_is_what_a_real_one_computes() -> None:
     config = small_config()
     with force_gpu_path():  # what a CPU computes again is no operation of the network
-        assert sum(count_operations(config).operations(1).values()) == counted_flops(config)
+        assert sum(count_operations(config).count_operations_by_precision(1).values()) == counted_flops(config)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -83,21 +85,21 @@ def test_the_plan_traces_as_many_without_checkpointing(steps: int) -> None:
     with force_gpu_path():
         wanted = traced(small_config("trainer.recompute_steps=false"), rollout=steps).flops
     config = small_config("trainer.activation_checkpoint=true", f"data.forecast_len={steps}")
-    assert sum(count_operations(config).operations(steps).values()) == wanted
+    assert sum(count_operations(config).count_operations_by_precision(steps).values()) == wanted
     if steps == 1:
         assert traced(config).flops > 1.1 * wanted, "what is computed again is not counted"
 
 
 def test_adapters_leave_out_the_gradients_of_frozen_weights() -> None:
-    whole = sum(count_operations(small_config()).operations(1).values())
+    whole = sum(count_operations(small_config()).count_operations_by_precision(1).values())
     lora = "trainer.lora={rank: 2, targets: ['*.to_qkv', '*.to_out']}"
-    adapted = sum(count_operations(small_config(lora)).operations(1).values())
+    adapted = sum(count_operations(small_config(lora)).count_operations_by_precision(1).values())
     assert 0.4 * whole < adapted < 0.9 * whole
 
 
 def test_counting_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
-    count_operations(small_config("model.attn_dropout=0.1")).operations(1)
+    count_operations(small_config("model.attn_dropout=0.1")).count_operations_by_precision(1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -113,5 +115,5 @@ def test_a_network_that_needs_values_is_not_counted(
 ) -> None:
     monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Peeks(len(channels.input)))
     caplog.set_level(logging.INFO)
-    assert count_operations(small_config()).operations(1) is None
+    assert count_operations(small_config()).count_operations_by_precision(1) is None
     assert "operations are not counted" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from credit.train.monitor import gpu_energy
-from credit.train.monitor.gpu_energy import EnergyMeter, open_gpu
+from credit.train.monitor.gpu_energy import RankEnergyMeter, open_gpu
 
 FIRST, SECOND = "11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-aaaaaaaaaaaa"
 SLICE = "bbbbbbbb-cccc-dddd-eeee-ffffffffffff"
@@ -95,7 +95,7 @@ def test_power_times_time_without_a_counter(monkeypatch: pytest.MonkeyPatch) -> 
     assert math.isnan(gpu.pop_joules())
 
 
-def on_gpu(monkeypatch: pytest.MonkeyPatch, library: object, ranks: list, rank: int) -> EnergyMeter:
+def on_gpu(monkeypatch: pytest.MonkeyPatch, library: object, ranks: list, rank: int) -> RankEnergyMeter:
     """Return the meter of a rank whose GPU is the first; `ranks` are the GPUs that the ranks have."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=FIRST))
@@ -106,7 +106,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, library: object, ranks: list, rank: 
         return ranks
 
     monkeypatch.setattr(gpu_energy, "run_on_all_ranks", run_on_all_ranks)
-    return EnergyMeter(torch.device("cuda", 0))
+    return RankEnergyMeter(torch.device("cuda", 0))
 
 
 def test_ranks_that_share_a_gpu_count_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +126,4 @@ def test_without_the_library_nothing_is_known(
     library.works = False
     assert math.isnan(on_gpu(monkeypatch, library, [None], 0).pop_joules())
     assert "Driver Not Loaded" in caplog.text
-    assert math.isnan(EnergyMeter(torch.device("cpu")).pop_joules())
+    assert math.isnan(RankEnergyMeter(torch.device("cpu")).pop_joules())

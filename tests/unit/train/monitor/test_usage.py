@@ -27,12 +27,12 @@ PEAKS = {"bfloat16": 1000.0, "tf32": 500.0, "float32": 50.0}
 class Cost:
     """A network of 2e12 operations in convolutions and 1e12 in products for a micro-batch and step."""
 
-    def operations(self, steps: int) -> dict[str, int] | None:
+    def count_operations_by_precision(self, steps: int) -> dict[str, int] | None:
         return {"tf32": steps * 2 * 10**12, "float32": steps * 10**12}
 
 
 class Uncounted:
-    def operations(self, steps: int) -> None:
+    def count_operations_by_precision(self, steps: int) -> None:
         return None
 
 

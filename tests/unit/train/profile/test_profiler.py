@@ -22,13 +22,13 @@ from credit.utils.profiling import phases
 @pytest.fixture
 def profiler(monkeypatch: pytest.MonkeyPatch) -> StepProfiler:
     """Return a profiler of steps 6 to 9, on one rank of a CPU, that writes nothing."""
-    monkeypatch.setattr(profiler_module, "choose_rate", lambda config, sharded: "float32")
+    monkeypatch.setattr(profiler_module, "choose_compute_precision", lambda config, sharded: "float32")
     monkeypatch.setattr(profiler_module, "measure_rates", lambda device, dtype: None)
-    monkeypatch.setattr(StepProfiler, "_count_passes", lambda self: None)
+    monkeypatch.setattr(StepProfiler, "_count_operations_by_pass", lambda self: None)
     monkeypatch.setattr(StepProfiler, "_write", lambda self, trace: None)
     parts = SimpleNamespace(
         total_steps=100,
-        launch=SimpleNamespace(world=1),
+        process_info=SimpleNamespace(world=1),
         mesh=SimpleNamespace(device_mesh=None),
         config=None,
         device=torch.device("cpu"),

@@ -15,7 +15,7 @@ from credit.train.profile.spans import (
     intersect_intervals,
     merge_intervals,
     subtract_intervals,
-    total,
+    total_length,
 )
 from credit.utils.profiling.phases import Phase
 
@@ -39,7 +39,7 @@ def test_inner_phases_do_not_count_for_outer_ones() -> None:
     assert account.wall == 10
     assert account.seconds == {Phase.LOADER: 1, Phase.FORWARD: 2, Phase.COMMUNICATION: 3, Phase.BACKWARD: 2}
     assert account.communication == {Phase.FORWARD: 1, Phase.BACKWARD: 2}
-    assert account.processor == pytest.approx(
+    assert account.processor_seconds == pytest.approx(
         {Phase.LOADER: 0.5, Phase.FORWARD: 2.4, Phase.COMMUNICATION: 0.3, Phase.BACKWARD: 3.3}
     )
 
@@ -84,8 +84,8 @@ def test_recorder_measures_time_and_processor_time() -> None:
             pass
     account = compute_phase_times(recorder.spans, [(recorder.spans[-1].start, recorder.spans[-1].end)])
     assert sum(account.seconds.values()) == pytest.approx(account.wall)
-    assert account.seconds[Phase.LOADER] >= 0.05 > account.processor[Phase.LOADER]
-    assert 0.05 <= account.processor[Phase.FORWARD] <= account.seconds[Phase.FORWARD]
+    assert account.seconds[Phase.LOADER] >= 0.05 > account.processor_seconds[Phase.LOADER]
+    assert 0.05 <= account.processor_seconds[Phase.FORWARD] <= account.seconds[Phase.FORWARD]
 
 
 def test_a_failed_phase_is_recorded() -> None:
@@ -114,8 +114,8 @@ def test_interval_arithmetic_equals_sets_of_cells() -> None:
         raw_first, raw_second = random_intervals(generator), random_intervals(generator)
         first, second = merge_intervals(raw_first), merge_intervals(raw_second)
         assert unit_cells(first) == unit_cells(raw_first)
-        assert total(first) == len(unit_cells(first))
+        assert total_length(first) == len(unit_cells(first))
         assert unit_cells(intersect_intervals(first, second)) == unit_cells(first) & unit_cells(second)
-        assert total(intersect_intervals(first, second)) == len(unit_cells(first) & unit_cells(second))
+        assert total_length(intersect_intervals(first, second)) == len(unit_cells(first) & unit_cells(second))
         assert unit_cells(subtract_intervals(first, second)) == unit_cells(first) - unit_cells(second)
-        assert total(subtract_intervals(first, second)) == len(unit_cells(first) - unit_cells(second))
+        assert total_length(subtract_intervals(first, second)) == len(unit_cells(first) - unit_cells(second))

@@ -17,7 +17,7 @@ def build_account(forward: float, communication: float, wall: float = 1.0) -> Ra
     return RankAccount(
         wall=wall,
         seconds={Phase.FORWARD: forward, Phase.COMMUNICATION: communication, Phase.OPTIMIZER: 0.1},
-        processor={Phase.FORWARD: 0.9 * forward},
+        processor_seconds={Phase.FORWARD: 0.9 * forward},
         rates=MachineRates(flops=4e12, memory=20e9, collective=1e9),
         hidden_communication=0.05,
         sent_bytes=1e8,
@@ -48,7 +48,7 @@ def test_account_survives_the_way_over_the_ranks() -> None:
 
 
 def test_lines_have_shares_and_peaks_of_the_slowest_rank() -> None:
-    assert SUMMARY.slowest == 1
+    assert SUMMARY.slowest_rank == 1
     lines = {(line.kind, line.name): line for line in table.build_lines(SUMMARY, build_steps())}
     forward = lines["phase", "forward"]
     assert (forward.min_seconds, forward.median_seconds, forward.max_seconds) == (0.4, 0.5, 0.6)
@@ -69,7 +69,7 @@ def test_idle_time_of_a_device_is_a_phase() -> None:
     account = RankAccount(1.0, {Phase.FORWARD: 0.7}, {}, MachineRates(1e15, 3e12, None), idle=0.29)
     lines = table.build_lines(RankSummary([account]), build_steps(clock="device"))
     assert {line.name: line.seconds for line in lines if line.kind == "phase"}["idle"] == 0.29
-    assert account.accounted == pytest.approx(0.99)
+    assert account.accounted_seconds == pytest.approx(0.99)
 
 
 def test_text_names_the_slowest_rank_and_the_peak() -> None:

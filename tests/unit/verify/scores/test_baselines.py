@@ -137,10 +137,10 @@ def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
     means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
     fields = _fields()
     reference = ReferenceFields(fields["truth"], fields["normal"])
-    fit = baselines._AnomalyProductSums(lambda minutes: None, lambda minutes: None, set(), [], means)
+    fit = baselines._AnomalyProducts(lambda minutes: None, lambda minutes: None, set(), [], means)
     firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
-    together = fit._products(firsts, reference)
-    separately = [fit._products([first], reference)[0] for first in firsts]
+    together = fit._average_products_at(firsts, reference)
+    separately = [fit._average_products_at([first], reference)[0] for first in firsts]
     np.testing.assert_array_equal(together, separately)
 
 

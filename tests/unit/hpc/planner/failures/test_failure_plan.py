@@ -24,8 +24,9 @@ from tests.unit.hpc.planner.test_plan import planned_run_of
 HOUR = 3600.0
 # 1,024 GPUs with a failure every 50 hours, a checkpoint of 1 TB that is copied in 8 s and written in 100 s.
 PLAN = FailurePlan(
-    FailureAssumptions(mtbf_hours_per_gpu=51_200.0), world=1024, mtbf=50 * HOUR, checkpoint_bytes=1e12, stall=8.0,
-    write=100.0, read=100.0, work=300 * HOUR, step=2.0, configured_steps=36_000,
+    FailureAssumptions(mtbf_hours_per_gpu=51_200.0), world=1024, mtbf=50 * HOUR, checkpoint_bytes=1e12,
+    stall_seconds=8.0, write_seconds=100.0, read_seconds=100.0, work_seconds=300 * HOUR, step_seconds=2.0,
+    configured_steps=36_000,
 )  # fmt: skip
 
 
@@ -51,12 +52,12 @@ def test_by_hand() -> None:
 
 
 def test_a_checkpoint_is_written_before_the_next_one() -> None:
-    slow = replace(PLAN, write=4000.0)
+    slow = replace(PLAN, write_seconds=4000.0)
     assert slow.best_steps == round((4000.0 - 8.0) / 2)
     # A shorter interval waits for the write: the stall is longer.
-    assert slow.expected_time(500) > slow.work * 4000 / 1000
+    assert slow.expected_time(500) > slow.work_seconds * 4000 / 1000
     # An interval is no longer than the run.
-    assert replace(PLAN, work=600.0).best_steps == 300
+    assert replace(PLAN, work_seconds=600.0).best_steps == 300
     endless = failures_to_dict(replace(PLAN, mtbf=1.0))
     assert endless["configured"]["run_seconds"] is None and "never" in format_failures(replace(PLAN, mtbf=1.0))
 
@@ -68,8 +69,8 @@ def test_a_planned_run() -> None:
     failures = plan_failures(plan, run, FailureAssumptions(mtbf_hours_per_gpu=1.0, file_system_gbs=2.0))
     assert failures.mtbf == HOUR and failures.configured_steps == 7
     assert failures.checkpoint_bytes == pytest.approx(16 * plan.parameters, rel=1e-3)
-    assert failures.write == pytest.approx(failures.checkpoint_bytes / 2e9)
-    assert failures.work == pytest.approx(plan.best.steps * failures.step)
+    assert failures.write_seconds == pytest.approx(failures.checkpoint_bytes / 2e9)
+    assert failures.work_seconds == pytest.approx(plan.best.steps * failures.step_seconds)
 
 
 def parse(*options: str) -> FailureAssumptions:

@@ -19,9 +19,9 @@ from credit.errors import CheckpointError
 from credit.parallel.dtensor import local_slices
 from credit.parallel.process_info import fake_process_group
 from credit.train.checkpoint.sharded.index import INDEX, StemIndex, StoredTensor
-from credit.train.checkpoint.sharded.reader import read_index, read_into, read_whole
+from credit.train.checkpoint.sharded.reader import read_complete_tensors, read_index, read_into
 from credit.train.checkpoint.sharded.split import Split, whole_box
-from credit.train.checkpoint.sharded.writer import _join_contributions, _list_ranges, plan_shares, write_ranges
+from credit.train.checkpoint.sharded.writer import _join_contributions, _list_ranges, plan_file_shares, write_ranges
 
 # Twelve ranks in every arrangement that a run may have, and some more.
 SPLITS = {
@@ -58,7 +58,7 @@ def write_all(folder: Path, index: StemIndex, values: dict[str, Tensor], num_ran
     (folder / INDEX).write_text(index.to_text())
     files: dict[str, tuple[int, int]] = {}
     for rank in reversed(range(num_ranks)):
-        for share in plan_shares(index, rank):
+        for share in plan_file_shares(index, rank):
             parts = {}
             for _, name in share.parts:
                 tensor = index.tensors[name]
@@ -88,14 +88,14 @@ def test_files_are_those_that_torch_reads(tmp_path: Path, ranks_per_file: int) -
     index = read_index(folder)
     assert index == StemIndex(stored, ranks_per_file)
     scanned = HuggingFaceStorageReader(str(folder)).read_metadata()
-    computed = index.restricted_metadata(folder, values)
+    computed = index.metadata_for(folder, values)
     for name in values:
         expected, entry = (metadata.state_dict_metadata[name] for metadata in (scanned, computed))
         assert (entry.size, entry.properties.dtype) == (expected.size, expected.properties.dtype)
         assert sorted(map(str, entry.chunks)) == sorted(map(str, expected.chunks)), name
     for key, chunk in computed.storage_data.items():
         assert scanned.storage_data[key].relative_path == chunk.relative_path
-    whole = read_whole(folder)
+    whole = read_complete_tensors(folder)
     assert whole.keys() == values.keys()
     for name, value in values.items():
         assert torch.equal(whole[name], value) and whole[name].dtype == value.dtype, name
@@ -178,7 +178,7 @@ def test_a_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
     name = "fsdp (24, 4)"
     with fake_process_group(4, 2):
         target = placed((4,), (Shard(0),), (24, 4))
-        metadata = read_index(folder).restricted_metadata(folder, {name: target})
+        metadata = read_index(folder).metadata_for(folder, {name: target})
         # A quarter of the rows lies in three of twelve files.
         files = {Path(chunk.relative_path).name for chunk in metadata.storage_data.values()}
         assert files == {f"rank_{rank:05d}.safetensors" for rank in (6, 7, 8)}

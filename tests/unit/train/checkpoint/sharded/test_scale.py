@@ -55,13 +55,13 @@ def save_on_one_rank(
     with fake_process_group(num_ranks, rank):
         state = build_state(num_ranks, replicas)
         shard_writer = writer.ShardWriter(None)
-        staged = shard_writer.copy(state)
+        staged = shard_writer.copy_to_host(state)
         folder.mkdir()
         for stem in () if rank == 0 else state:
             (folder / stem).mkdir()
         shard_writer.write(folder, staged)
         index = StemIndex.from_text(staged.indices["model"])
-        metadata = index.restricted_metadata(folder, state["model"])
+        metadata = index.metadata_for(folder, state["model"])
     shares = [share for stem_shares in staged.shares.values() for share in stem_shares]
     return {
         "bytes of its answers": sum(len(pickle.dumps(result)) for result in results),
@@ -100,7 +100,7 @@ def test_number_of_files(degrees: tuple[int, int, int]) -> None:
         rows = zeros((640, 640), device_mesh=mesh, placements=(Replicate(), Shard(0), Replicate()))
         columns = zeros((640, 640), device_mesh=mesh, placements=(Replicate(), Shard(0), Shard(1)))
         index = StemIndex.of_tensors({"rows": rows, "columns": columns}, SMALL, HOST)
-    names = {share.name for rank in range(SMALL) for share in writer.plan_shares(index, rank)}
+    names = {share.name for rank in range(SMALL) for share in writer.plan_file_shares(index, rank)}
     num_hosts = max(shard * tensor // HOST, 1)
     assert {f"rank_{rank:05d}.safetensors" for rank in range(0, num_hosts * HOST, HOST)} <= names
     # Three sets of tensors, each with an index, and three other files.
