@@ -160,7 +160,7 @@ class Normalizer(nn.Module):
                 channels[index] = function(channels[index], transforms[row])
         return torch.stack(channels, dim=1)
 
-    def _mean_and_std(self, group: str, num_dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _get_mean_and_std(self, group: str, num_dims: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation of a group's channels, each (1, C, 1, ...) with `num_dims` dimensions."""
         # The channels are dimension 1; all other dimensions are broadcast.
         shape = (1, -1) + (1,) * (num_dims - 2)

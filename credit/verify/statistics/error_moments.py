@@ -297,7 +297,7 @@ def _build_error_inputs(
     climatology = reference.climatology
     if isinstance(climatology, LazyWeightedSum):
         weights = climatology.weights
-        terms = climatology.parts
+        terms = climatology.fields
     else:
         weights = np.ones(1, np.float32)
         terms = [climatology]

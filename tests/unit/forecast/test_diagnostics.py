@@ -64,8 +64,8 @@ def build_test_diagnostics(
 def fields_of(diagnostics: OutputDiagnostics, **values: object) -> np.ndarray:
     """Return fields of the model's channels; values are numbers, or one a level."""
     parts = []
-    for name in dict.fromkeys(channel.variable for channel in diagnostics._model.output):
-        rows = [channel for channel in diagnostics._model.output if channel.variable == name]
+    for name in dict.fromkeys(channel.variable for channel in diagnostics._model_channels.output):
+        rows = [channel for channel in diagnostics._model_channels.output if channel.variable == name]
         own = np.broadcast_to(np.asarray(values.get(name, 1.0), dtype=float), len(rows))
         parts += [np.full(SHAPE, value) for value in own]
     return np.stack(parts).astype(np.float32)
@@ -87,7 +87,7 @@ def test_output_without_diagnostics_is_unchanged(tmp_path: Path) -> None:
     fields = fields_of(diagnostics)
     assert (
         diagnostics.compute(START, 360, fields) is fields
-        and diagnostics.channels is diagnostics._model
+        and diagnostics.channels is diagnostics._model_channels
         and not diagnostics.needs_every_step
     )
 

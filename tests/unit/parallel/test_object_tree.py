@@ -14,7 +14,7 @@ import pytest
 from credit.errors import DataError
 from credit.parallel.groups import object_tree
 from credit.parallel.groups.object_tree import RankTree
-from credit.parallel.object_collectives import _run
+from credit.parallel.object_collectives import _capture_outcome
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 8, 13])
@@ -80,7 +80,7 @@ def test_an_error_that_cannot_be_unpickled_keeps_its_kind(
         monkeypatch.setitem(copyreg.dispatch_table, DataError, _reduce_with_cause)
     else:
         monkeypatch.delitem(copyreg.dispatch_table, DataError, raising=False)
-    outcome = _run(fail)
+    outcome = _capture_outcome(fail)
     assert type(outcome.error) is DataError and str(outcome.error) == "t2m is in two sources"
     assert type(outcome.error.__cause__) is OverlapError
     received_error = pickle.loads(pickle.dumps(outcome)).error

@@ -10,7 +10,7 @@ from credit.models.kernels.dispatch import KERNELS, Kernel, force_gpu_path, use_
 CPU_ONLY = Kernel("cpu", cpu_only=True)
 FLOAT32_ONLY = Kernel("float32", float32_only=True)
 ANYWHERE = Kernel("anywhere")
-COMPILED = Kernel("compiled", compiled=True)
+COMPILED = Kernel("compiled", can_be_traced=True)
 
 
 def used_kernels(x: torch.Tensor) -> set[str]:

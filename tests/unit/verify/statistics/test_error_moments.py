@@ -51,7 +51,7 @@ def _build_area_mean() -> AreaMean:
 
 
 def _scale_sum(field: LazyWeightedSum, factor: np.float32) -> LazyWeightedSum:
-    return LazyWeightedSum(field.weights, [part * factor for part in field.parts])
+    return LazyWeightedSum(field.weights, [part * factor for part in field.fields])
 
 
 def _compute_moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, ErrorMoments]:
