@@ -45,7 +45,10 @@ def _iterate_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, 
 
 
 def _list_sections(annotation: Any) -> list[type[BaseModel]]:
-    """Return the section classes that a value of a type may have, without the classes of items of lists or mappings."""
+    """Return the section classes in a type annotation: the annotation itself, or the members of a union.
+
+    The item types of lists and mappings are not searched.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     sections = []

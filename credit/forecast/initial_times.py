@@ -185,7 +185,7 @@ def _select_range(
     if first > test.last:
         raise ConfigError(
             f"{_KEY}.start: {time_range.start} is after {test.describe(calendar)}, but a range without an end must "
-            f"start in this period; set {_KEY}.end, or change data.splits.test"
+            f"not start after the end of this period; set {_KEY}.end, or change data.splits.test"
         )
 
     # Without an end, all times of the test period are candidates. Count the reasons for skipped times.

@@ -84,7 +84,7 @@ def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None
     status = json.loads((runs / name / "STATUS").read_text())
     assert (status["status"], status["step"]) == ("failed", 4) and "not finite" in status["reason"]
     log = (runs / name / "logs" / f"rank_{ranks - 1:05d}.log").read_text()
-    assert "Back at step 4" in log and "CreditError" in log
+    assert "The run continues from step 4" in log and "CreditError" in log
     assert not (runs / name / "heartbeat.json").exists()
 
 
@@ -101,7 +101,7 @@ def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
     spike = "trainer.loss_spike={factor: 20, window: 5}"
     exit_status, output = train(runs, "spike", {"steps": [6], "factor": 1000}, spike)
     assert exit_status == 0, output
-    assert "step 7: the loss jumped to" in output and "Back at step 4" in output
+    assert "step 7: the loss jumped to" in output and "The run continues from step 4" in output
     faulty_rows, clean_rows = rows(runs / "spike"), rows(runs / "clean")
     assert faulty_rows[:6] == clean_rows[:6]
     assert max(row[2] for row in faulty_rows) < 20 * clean_rows[0][2]

@@ -167,7 +167,7 @@ def test_what_a_forecast_has_seen_is_not_scored_and_other_weights_are_named(smal
     assert "made with the weights" not in (report := (run / "report.html").read_text())
     assert "steps, last loss" in report and periods["train"] in report
     done = command("verify", config, f"inference.checkpoint={second / 'checkpoints' / 'latest'}")
-    assert done.returncode == 0 and "inference.checkpoint" in done.stderr and "forecasts with that" in done.stderr
+    assert done.returncode == 0 and "inference.checkpoint" in done.stderr and "uses that checkpoint" in done.stderr
     assert "steps, last loss" in (run / "report.html").read_text()
     done = command("verify", config, f"inference.folder={second / 'forecasts'}")
     assert done.returncode == 0 and "step 4 of second. No checkpoint in" in done.stderr

@@ -34,7 +34,8 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
         report.add(f"data.store: {path}: {changes.describe_changed_files()}; {REDO_CHANGED_ADVICE}")
     if changes.new:
         report.add_note(
-            f"store: {len(changes.new)} source files are newer than the store, the first is {changes.new[0]}"
+            f"store: {len(changes.new)} source files were added after the store was written, the first is "
+            f"{changes.new[0]}"
         )
     if changes.gone:
         report.add_note(

@@ -11,7 +11,7 @@ HELP = """Write a text file with the facts that a bug report needs.
 The file contains the installation, versions, machine, ranks, environment and the config with all defaults. Of the
 run in save_loc, it contains STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends of the logs.
 
-The command changes nothing in the run folder, so you can use it during a run. It also works with an invalid config. It
+The command only reads the files of the run, so you can use it during a run. It also works with an invalid config. It
 hides credentials in URLs, the path of your home folder, and values that have a name like a secret. Read the file before
 you send it.
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 HELP = """List the runs in folders and their subfolders: state, step, best validation, speed and remaining time.
 
-state       running, done, requeue (stopped; the same command resumes the run), failed, lost (ended without an entry in
-            STATUS, for example after a kill), or submitted (no job has started)
+state       running, done, requeue (stopped; the same command resumes the run), failed, lost (ended without
+            updating STATUS, for example after a kill), or submitted (no job has started)
 best        best value of trainer.monitor so far, and its step
 time left   remaining time at the speed of the last steps, including their validations and checkpoints
 last sign   time since the last sign of activity of the run

@@ -191,7 +191,7 @@ class _SourceScanner:
             report_missing_variables(self._conf, self._requests, self._names, self._unusable, self._problems)
         if self._shared.calendar is None and not self._problems.messages:
             self._problems.add(
-                f"no file of data.sources has a time axis (standard_name time), for example {self._files[0][0]}; "
+                f"no file of data.sources has a time axis (standard_name time), not even {self._files[0][0]}; "
                 "prognostic variables need times: add a time axis, for example with cdo "
                 "settaxis,2000-01-01,00:00,6hour IN OUT"
             )

@@ -141,7 +141,7 @@ def describe_work(conf: DataConfig, settings: PreprocessConfig) -> str:
             raise _build_mismatch_error(path, mismatch)
         times = times[zarr.open_group(path, mode="r")["done"][:] == store_writer.NOT_WRITTEN]
     if not len(times):
-        return f"{path} has all times: nothing must be fetched or written"
+        return f"{path} has all times: nothing needs to be fetched or written"
     _, stored_shape = settings.blocks.find_block_and_padded_shape(sources.grid.shape)
     lines = [f"{path}: {format_time_span(sources, times)} will be written"]
     if sources.fetch_plan.urls:

@@ -375,7 +375,7 @@ def describe_coarse_packing(
         if rounding_std > _MAX_ROUNDING_FRACTION * change_std:
             warnings.append(
                 f"{channel.name}: values in the files are rounded to {step:g}, which causes an error of "
-                f"{rounding_std:.3g} in the change over a time step (standard deviation {change_std:.3g}); the change "
-                "is mostly rounding: use the variable as dynamic forcing, or use files with more digits"
+                f"{rounding_std:.3g} in the change over a time step (standard deviation {change_std:.3g}); a large "
+                "part of the change is rounding: use the variable as dynamic forcing, or use files with more digits"
             )
     return warnings

@@ -248,7 +248,12 @@ def _add_array(
 
 
 def format_time_span(sources: SourceReader, times: np.ndarray) -> str:
-    """Return a phrase with the first and the last of `times` (N,), in minutes since 1900, and their number."""
+    """Return the first time, the last time and the number of times as a phrase.
+
+    Args:
+        sources: reader, whose calendar formats the times.
+        times: (N,) minutes since 1900.
+    """
     if len(times) == 0:
         return "no time"
     return f"{sources.calendar.format(times[0])}..{sources.calendar.format(times[-1])} ({len(times)} times)"

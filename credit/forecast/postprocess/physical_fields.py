@@ -160,7 +160,7 @@ class ChannelFinder:
         if levels != (None,) and levels != context.layers.levels:
             raise ConfigError(
                 f"{context.key}.{key}: {name} has its levels from data.variable_options.{name}.levels, but a budget "
-                "needs the variable on all of data.levels; remove this key"
+                f"needs the variable on all of data.levels; remove data.variable_options.{name}.levels"
             )
         self._require_unmasked(key, name)
         factor = self._find_factor(key, name, _SI_FACTORS[quantity], quantity)

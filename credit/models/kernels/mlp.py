@@ -148,7 +148,7 @@ class _MlpOfNorm(torch.autograd.Function):
                     weight_gradients[i].add_(gradient)
         grad_x = None
         if ctx.needs_input_grad[1]:
-            grad_x = _concatenate(grad_x_blocks).view(*grad_y.shape[:-1], -1)
+            grad_x = _concatenate_rows(grad_x_blocks).view(*grad_y.shape[:-1], -1)
         return None, grad_x, *weight_gradients
 
 
@@ -199,7 +199,7 @@ def _mlp_in_blocks(
     y_blocks = []
     for rows in _divide_rows(x_NC, expand_weight, block_bytes):
         y_blocks.append(mlp_plain(x_NC[rows], expand_weight, expand_bias, weight, bias))
-    return _concatenate(y_blocks).view(*x.shape[:-1], -1)
+    return _concatenate_rows(y_blocks).view(*x.shape[:-1], -1)
 
 
 def _divide_rows(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[slice]:
@@ -224,6 +224,6 @@ def _find_cache_bytes() -> int:
     return BYTES_PER_CORE * torch.get_num_threads()
 
 
-def _concatenate(blocks: Sequence[Tensor]) -> Tensor:
+def _concatenate_rows(blocks: Sequence[Tensor]) -> Tensor:
     """Concatenate the rows of all blocks to one tensor; a single block is returned without a copy."""
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

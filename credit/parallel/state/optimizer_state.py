@@ -11,7 +11,7 @@ torch's own functions (`torch.distributed.checkpoint.state_dict`, 2.13) are not 
 
 - for a value that cannot be sent, loading fails only on rank 0,
 - they create missing optimizer state with a step with zero gradients, which increases the step count of Adam,
-- if the optimizer has state for only some parameters, they load plain tensors together with DTensors,
+- if the optimizer has state for only some parameters, the loaded state mixes plain tensors with DTensors,
 - they cannot load an optimizer without any state (SGD).
 """
 

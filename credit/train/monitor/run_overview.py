@@ -35,7 +35,7 @@ class RunOverview:
     Attributes:
         folder: folder of the run.
         state: ``running``, ``done``, ``requeue`` (stopped; the same command continues the run), ``failed``, ``lost``
-            (ended without an entry in STATUS, for example after a kill) or ``submitted`` (all jobs are still waiting).
+            (ended without updating STATUS, for example after a kill) or ``submitted`` (all jobs are still waiting).
         step: number of optimizer steps taken.
         total_steps: number of optimizer steps of the complete run.
         loss: training loss of the last logged step.

@@ -52,7 +52,7 @@ def draw_all_figures(
             "Bottom: spread divided by the error of the ensemble mean, corrected for the number of members; below 1, "
             "the ensemble is overconfident."
         )
-        path = style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels)
+        path = style.save_figure(folder / "spread.png", ensemble.plot_crps_and_spread_ratio, table, channels)
         figures.append((caption, path))
     # If the model is a single forecast, the table may contain ranks of other forecasts, but not of the model.
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():

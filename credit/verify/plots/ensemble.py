@@ -13,7 +13,7 @@ from credit.verify.plots.scores import draw_curve, forecast_styles, lead_times_a
 from credit.verify.table.table import ScoreTable
 
 
-def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
+def plot_crps_and_spread_ratio(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return a figure of CRPS (top) and spread / error (bottom) by lead time, with a column for each channel.
 
     The error is the RMSE of the ensemble mean.

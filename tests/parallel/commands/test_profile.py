@@ -21,7 +21,7 @@ def test_the_slow_rank_is_named(small_run: Path) -> None:
     output = train(small_run, 2, *overrides, plugin, f"save_loc={folder}", *options)
     content = json.loads((folder / "profile" / "table.json").read_text())
     assert content["ranks"] == 2 and content["slowest_rank"] == 1
-    assert "The slowest rank is 1" in output
+    assert "The slowest rank is rank 1" in output
     lines = {(line["kind"], line["name"]): line for line in content["lines"]}
     assert content["accounted_share"] >= 0.98
     # Rank 0 waits in a collective for as long as rank 1 sleeps.

@@ -321,7 +321,7 @@ def test_variables_without_members_are_left_out_of_an_ensemble(
             f"{name} has no dimension number, unlike t2m: it may be a mean or a control; it is skipped" in caplog.text
         )
     np.testing.assert_array_equal(archive.read_members(CALENDAR.parse("2001-04-01"), 1)[:, 0], values[0, 1])
-    with pytest.raises(DataError, match="orog has no dimension number, unlike t2m.*repeat it along number"):
+    with pytest.raises(DataError, match="orog has no dimension number, unlike t2m.*repeat this variable along number"):
         open_forecasts(tmp_path, {"ground": "orog"})
 
 

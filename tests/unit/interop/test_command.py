@@ -94,7 +94,7 @@ def test_a_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     write_config(example(1))
     Path("converted.report.md").write_text("mine")
     assert run_convert("theirs.yml", "-o", "converted.yml") == 2
-    assert "converted.report.md: exists already" in capsys.readouterr().err
+    assert "converted.report.md: already exists" in capsys.readouterr().err
     assert not Path("converted.yml").exists()
 
 

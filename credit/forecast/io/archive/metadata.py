@@ -60,7 +60,7 @@ class ForecastMetadata:
         lead_minutes: lead times in minutes, int64.
         attributes: global attributes without the history.
         variables: name of a field in the source -> names of its dimensions, in the stored order.
-        dim_order: names of all other dimensions of fields, in the order member, level, latitude, longitude.
+        dim_order: names of the dimensions of fields other than `leading`: member, level, latitude, longitude.
         members: number of ensemble members; None without a member dimension.
         units: name of a variable in this package -> its units; a variable with unknown units has no entry.
         cell_methods: name of a variable in this package -> CF cell methods, for example ``time: sum``; a variable
@@ -171,7 +171,7 @@ class ForecastMetadata:
                 "control"
             )
             if name in rename.values():
-                raise DataError(f"{problem}; rename a different variable, or repeat it along {member}")
+                raise DataError(f"{problem}; rename a different variable, or repeat this variable along {member}")
             if warn:
                 logger.warning("%s; it is skipped", problem)
             del self.variables[name]

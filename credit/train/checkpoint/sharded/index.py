@@ -67,7 +67,7 @@ class Slab:
 
 
 @dataclass(frozen=True)
-class StoredChunk:
+class SlabFile:
     """File that contains a slab; DCP's reader of safetensors files requires the attribute `relative_path`."""
 
     relative_path: str
@@ -180,7 +180,7 @@ class StemIndex:
             state: name -> tensor to fill, a plain tensor or a DTensor on any mesh.
         """
         entries: dict[str, TensorStorageMetadata] = {}
-        files: dict[MetadataIndex, StoredChunk] = {}
+        files: dict[MetadataIndex, SlabFile] = {}
         # Slabs are cached, because many tensors have the same shape and split.
         slabs_by_key: dict[object, list[tuple[str, Box]]] = {}
         for name, target in state.items():
@@ -194,7 +194,7 @@ class StemIndex:
                 offsets = torch.Size([start for start, _ in slab_box])
                 sizes = torch.Size([stop - start for start, stop in slab_box])
                 chunks.append(ChunkStorageMetadata(offsets, sizes))
-                files[MetadataIndex(name, offsets)] = StoredChunk(str(folder / file))
+                files[MetadataIndex(name, offsets)] = SlabFile(str(folder / file))
             properties = TensorProperties(dtype=tensor.dtype)
             entries[name] = TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
         return Metadata(state_dict_metadata=entries, storage_data=files)

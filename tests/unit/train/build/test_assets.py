@@ -144,4 +144,4 @@ def test_a_distribution_shift_names_the_channels(fitted: tuple[AnalyticReader, M
     assert describe_distribution_shift(assets, normalizer, fields_CHW, "now") == ""
     fields_CHW[names.index("t2m")] -= 7 * assets.statistics.select(["t2m"]).std[0]
     warning = describe_distribution_shift(assets, normalizer, fields_CHW, "now")
-    assert re.search(r"of now are unlike.* deviations by t2m -[678]\S*;", warning), warning
+    assert re.search(r"of now differ.* deviations: t2m -[678]\S*;", warning), warning

@@ -109,7 +109,7 @@ def test_a_resumed_command_fetches_only_what_is_left(
         assert set(server.count_chunks().values()) == {1}
         assert "(20 times) will be written" in estimate
         assert "to fetch: 9 chunks" in estimate
-        assert describe_work(conf, PreprocessConfig()).endswith("nothing must be fetched or written")
+        assert describe_work(conf, PreprocessConfig()).endswith("nothing needs to be fetched or written")
 
 
 def test_the_estimate_refuses_a_store_of_other_splits(folder: Path, tmp_path: Path) -> None:
