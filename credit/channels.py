@@ -184,7 +184,7 @@ class ChannelMap:
 
     @property
     def time_varying_stored(self) -> tuple[Channel, ...]:
-        """Time-varying channels that are read from data: prognostic, diagnostic, then dynamic forcing."""
+        """Time-varying channels that are read from data, in the order prognostic, diagnostic, dynamic forcing."""
         return self.output + self._read_from_data("dynamic_forcing")
 
     @property

@@ -85,7 +85,9 @@ def convert_to_calendar_minutes(time: object, calendar: Calendar, key: str) -> i
 
 
 def check_overrides(overrides: Iterable[str]) -> list[str]:
-    """Check that a trained model allows some overrides of its config, and return them with the current names of keys.
+    """Check that a trained model allows these overrides of its config, and return the overrides.
+
+    In the result, former names of keys are replaced by the current names.
 
     Args:
         overrides: overrides such as ``"inference.amp=true"``.

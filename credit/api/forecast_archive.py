@@ -103,7 +103,7 @@ def _find_time_dims(dataset: xr.Dataset, origin: str) -> tuple[str, ...]:
 
 
 def _convert_durations_to_hours(dataset: xr.Dataset) -> dict[str, xr.Variable]:
-    """Return a mapping from name to variable of a dataset, with durations converted to hours."""
+    """Return the variables of a dataset by name, with durations converted to hours."""
     variables = {}
     for name, variable in dataset.variables.items():
         if variable.dtype.kind == "m":

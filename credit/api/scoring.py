@@ -251,7 +251,7 @@ def _build_variable_options(
 
 
 def _find_common_variables(archive: ForecastArchive, truth: xr.Dataset) -> dict[str, list[float]]:
-    """Return a mapping from name to levels of all variables that are in both the forecasts and the truth.
+    """Return the levels, by name, of each variable that is in both the forecasts and the truth.
 
     The list of levels is empty for a variable without levels.
 

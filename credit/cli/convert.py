@@ -147,7 +147,10 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _export_model(config: Config, checkpoint: str, target: Path) -> None:
-    """Export the weights or, if the suffix is ``.pt2``, the whole step; print the paths of the written files."""
+    """Export the weights of a run, and print the paths of the written files.
+
+    If the suffix of `target` is ``.pt2``, export a program that computes a complete forecast step instead.
+    """
     if target.suffix == ".pt2":
         from credit.train.export.program import export_program
 
@@ -302,8 +305,8 @@ def _read_renames(
 
     Args:
         arguments: the arguments of the command.
-        default_names: default names.
-        names_in_config: names in a converted config.
+        default_names: variable -> default name in the files.
+        names_in_config: variable -> its name in the files according to a converted config.
 
     Raises:
         ConfigError: if ``--rename`` has no equals sign.

@@ -319,9 +319,7 @@ class TrainingStepBuilder:
     def _build_part_losses(
         self, domain: Domain | None, grid_shape: tuple[int, int], parts: Sequence[LossPart]
     ) -> list[nn.Module]:
-        """Return a loss for each part of the output.
-
-        The buffers (..., H, W) of each loss have the rows of its part of the output on the run's grid.
+        """Return the loss of each part of the output, see `_divide_loss`.
 
         Call this method in a `FakeTensorMode`, in which new tensors have no memory.
 
@@ -341,7 +339,10 @@ class TrainingStepBuilder:
         return losses
 
     def _divide_loss(self, loss: Loss, domain: Domain | None, shape: tuple[int, int]) -> nn.Module:
-        """Return the loss of one rank for fields of its shape; a loss that combines cells gathers whole fields."""
+        """Return the loss of one rank, with buffers (..., H, W) of the shape (H, W) of the rank's fields.
+
+        A loss that combines different cells needs whole fields. It gathers them and has buffers of the run's grid.
+        """
         from credit.losses.domain_loss import GatheredLoss
 
         if domain is None or "cells" not in loss.coupled_dims:
@@ -349,12 +350,12 @@ class TrainingStepBuilder:
         return GatheredLoss(self._resize_fields(loss, self._assets.grid.shape), domain)
 
     def _resize_fields(self, module: nn.Module, shape: tuple[int, int]) -> nn.Module:
-        """Return a copy of a module and its submodules with buffers (..., H, W) resized to the run's grid.
+        """Return a copy of a module and its submodules with the buffers (..., H, W) resized to `shape`.
 
         The new buffers have no values, so the copy can only be used to measure memory and collectives.
 
         Args:
-            module: loss on the coarse grid.
+            module: loss on the grid `_loss_grid`. This grid is coarse unless the loss depends on the resolution.
             shape: number of latitude rows and longitude columns of the new buffers.
         """
         # A shallow copy shares the parameters. Buffers and submodules need new dicts.

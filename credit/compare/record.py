@@ -91,7 +91,7 @@ def _has_begun(folder: Path, name: str) -> bool:
 
 
 def _reject_or_restart_changed_run(path: Path, run: ComparedRun, trains_runs: bool, has_begun: bool) -> None:
-    """Raise a ConfigError if a run has begun with a different config in an earlier call; restart a changed new run.
+    """Raise a ConfigError if a run has begun with a different config in an earlier call.
 
     The config of a run that failed before its first step may be corrected. The folder of this run is then removed, so
     that the run starts again, because its first checkpoint belongs to the earlier config.

@@ -1,9 +1,11 @@
 """Stability of long forecasts: the day at which the variability of a channel leaves the range of the truth.
 
-Two standard deviations over all cells are compared with their values in the truth. The standard deviation of the field
-shows drifts and growth. In most channels, the contrast between equator and poles dominates the standard deviation of
-the field. It therefore stays large even if the forecast has lost its weather systems. The standard deviation of the
-eddies then becomes small. Eddies are the deviations from the zonal mean (Lorenz 1955).
+The variability is measured in two ways, each relative to the truth: by the standard deviation over all cells of the
+field, and by the standard deviation of its eddies. Eddies are the deviations from the zonal mean (Lorenz 1955).
+
+The standard deviation of the field shows drifts and growth. In most channels, the contrast between equator and poles
+dominates this measure. It therefore stays large even if the forecast has lost its weather systems. The standard
+deviation of the eddies then becomes small.
 
 Shapes: C channels, H latitude rows, W longitude columns.
 """

@@ -88,7 +88,7 @@ def _score_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
 
 
 def _rows_of_forecast(table: ScoreTable, forecasts: tuple[str, ...] | list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some forecasts in scores.csv over all seasons, each as column -> value."""
+    """Yield the rows of scores.csv for some forecasts and for all seasons together, each as column -> value."""
     for values in table.csv_rows():
         row = dict(zip(CSV_COLUMNS, values, strict=True))
         # Single seasons would make the file five times as large; scores.csv of each run contains them.
@@ -97,7 +97,7 @@ def _rows_of_forecast(table: ScoreTable, forecasts: tuple[str, ...] | list[str])
 
 
 def _comparison_rows(scores: ComparisonScores) -> Iterator[dict[str, Any]]:
-    """Yield a row for each difference between two runs in a scorecard over all seasons."""
+    """Yield a row for each finite relative difference in the scorecard of each pair of runs, over all seasons."""
     for (first, second), table in scores.pairs.items():
         rows = scorecard_rows(table)
         results = {name: scorecard_values(table, rows, name)[0, 0] for name in ("difference", "p_adjusted")}

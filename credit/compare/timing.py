@@ -211,13 +211,18 @@ def read_step_cost(folder: Path, stages: Mapping[float, int] | None) -> StepCost
 def compute_session_costs(
     session: Sequence[Mapping[str, Any]], reference: str | None, earlier: Mapping[str, StepCost]
 ) -> dict[str, StepCost]:
-    """Return name of a run -> cost of a step, computed from the records of one session (one call of the command).
+    """Return the costs of a step that were measured in one session, which is one call of the command.
+
+    With a reference, the seconds are scaled to the load of the earlier session, see `measure_step_costs`.
 
     Args:
         session: records of the short training runs, from `_time_in_rounds`.
         reference: name of a run of this session that was also measured in an earlier session; None in the first
             session.
         earlier: name of a run -> cost of a step in earlier sessions.
+
+    Returns:
+        Name of a run -> cost of a step.
     """
     by_name: dict[str, dict[int, Mapping[str, Any]]] = {}
     for record in session:

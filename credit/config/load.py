@@ -145,9 +145,10 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def _copy_nested(value: Any) -> Any:
-    """Copy nested data, so that sections that a YAML alias (``slurm: *jobs``) shares become separate objects.
+    """Copy nested data. Sections that are one object because of a YAML alias become separate objects.
 
-    With `copy.deepcopy`, the sections would stay shared, and an override of one section would change the other section.
+    An example of an alias is ``slurm: *jobs``. With `copy.deepcopy`, the sections would remain one object, and an
+    override of one section would change the other section.
     """
     if isinstance(value, Mapping):
         return {key: _copy_nested(item) for key, item in value.items()}

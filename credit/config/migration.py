@@ -1,6 +1,6 @@
 """Tables of miles-credit's config keys and their replacements, for error messages and for the documentation.
 
-``python -m credit.config.migration`` prints the tables. A test compares the tables with the page.
+``python -m credit.config.migration`` prints the tables. A test compares the tables with docs/migration.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Row:
     """Row of a migration table: keys of miles-credit with the same meaning, and their replacement in this package.
 
     Attributes:
-        generation_1: dotted keys of the first generation of miles-credit, separated by spaces.
-        generation_2: dotted keys of the second generation, separated by spaces.
+        generation_1: dotted keys of the older of the two config formats of miles-credit, separated by spaces.
+        generation_2: dotted keys of the newer config format, separated by spaces.
         replacement: the keys of this package, or a description of their replacement, as Markdown.
         is_changed: True if both packages have a key with this name, but with different values.
     """
@@ -29,12 +29,12 @@ class Row:
 
     @property
     def keys(self) -> list[str]:
-        """Dotted keys of both generations of miles-credit in this row."""
+        """Dotted keys in this row, of both config formats of miles-credit."""
         return [*self.generation_1.split(), *self.generation_2.split()]
 
 
 def _build_common_row(keys: str, replacement: str, is_changed: bool = False) -> Row:
-    """Return a `Row` for keys that have the same names in both generations of miles-credit."""
+    """Return a `Row` for keys that have the same names in both config formats of miles-credit."""
     return Row(keys, keys, replacement, is_changed)
 
 

@@ -110,7 +110,10 @@ def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_old_key(key: str) -> str | None:
-    """Return the old key that is equal to a dotted key or is a section that contains the key; None if there is none."""
+    """Return the old key to which a dotted key belongs; None if there is none.
+
+    The old key is the dotted key itself, or a section that contains the dotted key.
+    """
     for old_key in RENAMED_KEYS:
         if key == old_key or key.startswith(f"{old_key}."):
             return old_key

@@ -16,9 +16,9 @@ from credit.errors import ConfigError
 
 
 def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the defaults of missing durations, rounded up to a multiple of the time step, to a config and return it.
+    """Return a config with defaults for missing durations, each rounded up to a multiple of the time step.
 
-    Also set ``control: false`` as default for the ensemble of a network with noise.
+    For the ensemble of a network with noise, ``control: false`` is also added if the key is missing.
 
     Args:
         raw: the whole config, not yet validated; it is not changed. Values of a wrong type are kept, so that the

@@ -150,7 +150,7 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
 
 
 def _describe_other_kinds(key: str, section: type[BaseModel] | None) -> str:
-    """Describe the problem of a key that belongs to other kinds of its section, such as a different ``model.type``.
+    """Describe a key that only other kinds of its section have, such as a key of a different ``model.type``.
 
     Args:
         key: dotted key.
@@ -176,7 +176,7 @@ def _describe_other_kinds(key: str, section: type[BaseModel] | None) -> str:
 
 
 def _find_keys_named(name: str) -> list[str]:
-    """Return the dotted keys of all sections whose last part is `name`."""
+    """Search all sections for keys with this name, and return their dotted keys."""
     # Sections that remain to be searched, each with its dotted key and a dot at the end.
     sections: list[tuple[str, type[BaseModel]]] = [("", Config)]
     dotted_keys = set()

@@ -38,7 +38,7 @@ class Split:
 
 
 def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
-    """Return a mapping from the name to each of the three splits of the config.
+    """Return the three splits of the config, as a mapping from name to split.
 
     Args:
         conf: the ``data`` section of the config.
@@ -240,7 +240,12 @@ def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -
 
 
 def describe_span(times: np.ndarray, calendar: Calendar) -> str:
-    """Return a phrase with the first and the last of `times` (N,), which are int64 minutes since 1900."""
+    """Return a phrase with the first and the last time of the data.
+
+    Args:
+        times: (N,) int64 times of the data, in minutes since 1900, increasing; may be empty.
+        calendar: calendar of the times.
+    """
     if len(times) == 0:
         return "there are no data"
     if len(times) == 1:
@@ -249,7 +254,9 @@ def describe_span(times: np.ndarray, calendar: Calendar) -> str:
 
 
 def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
-    """Return a phrase with the part of a split that the data cover; empty if no time step is missing at its ends.
+    """Return a phrase that states which part of a split the data cover.
+
+    The phrase is empty if no time step is missing at the beginning and at the end of the split.
 
     Args:
         times: (N,) int64 times of the data, in minutes since 1900, increasing.

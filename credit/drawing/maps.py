@@ -115,7 +115,7 @@ class MapBackground:
 
     @cached_property
     def _is_beyond_dateline(self) -> np.ndarray:
-        """(W,) bool, True for columns with an eastern edge east of the dateline, which are plotted on the left."""
+        """(W,) bool, True for columns whose eastern edge is east of the dateline; they are plotted on the left."""
         return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _DATELINE_TOLERANCE
 
     def project(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,7 @@
 """Gathering of whole fields from the ranks of a domain group, for forecast steps that are written or scored.
 
+With domain parallelism, each rank of a domain group has a part of the rows and columns of every field.
+
 Shape suffixes: B forecasts of a batch, C output channels, H and W rows and columns of the grid, h and w of a part.
 """
 

@@ -247,7 +247,7 @@ def _makes_no_progress(steps: Sequence[int]) -> bool:
     """Return True if the last two jobs saved no checkpoint of a later step.
 
     Args:
-        steps: step of the newest checkpoint at each start of a job, followed by the step of the current newest one.
+        steps: step of the newest checkpoint at each start of a job, and finally the step of the newest checkpoint now.
     """
     return len(steps) > 2 and steps[-1] == steps[-2] == steps[-3]
 

@@ -140,7 +140,7 @@ class WeightedLoss(Loss):
         self.register_constant("scale_C11", context.error_scale_C[:, None, None])
 
     def scaled_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return forecast minus truth, (B, M, C, H, W), scaled by ``loss.scaling``, in at least float32.
+        """Return forecast minus truth (B, M, C, H, W), scaled by ``loss.scaling``, in float32 or a wider dtype.
 
         Args:
             prediction_BMCHW: normalised output of each member.
@@ -165,10 +165,11 @@ class WeightedLoss(Loss):
 
 
 class PointwiseLoss(WeightedLoss):
-    """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
+    """Base class of losses that compute a cost from the error in each cell and average it.
 
-    With ``loss.scaling: tendency``, the `mse` loss of a persistence forecast is about 1. A subclass defines `cost`. A
-    subclass that overrides `forward` must set `coupled_dims`; otherwise cells and channels are treated as coupled.
+    The mean is over batch, members, cells (by area) and channels (by ``loss.weights``). With
+    ``loss.scaling: tendency``, the `mse` loss of a persistence forecast is about 1. A subclass defines `cost`.
+    A subclass that overrides `forward` must set `coupled_dims`; otherwise cells and channels are treated as coupled.
 
     Args:
         context: weights, scales and grid of the run.

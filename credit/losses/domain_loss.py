@@ -46,7 +46,7 @@ def build_domain_loss(
 
 
 class DomainLoss(nn.Module):
-    """Loss of this rank's cells, multiplied by the number of ranks, so that the mean over the ranks is the loss.
+    """Loss of this rank's cells, multiplied by the number of ranks, so that the mean over ranks is the whole loss.
 
     FSDP2 averages the gradients over all ranks, but the gradients of a domain group must be summed. The multiplication
     makes the average equal to the sum.

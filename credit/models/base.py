@@ -69,7 +69,10 @@ class ModelSpec:
 
     @property
     def vector_inputs(self) -> tuple[int, ...]:
-        """Indices of the vector channels after `ForecastModel.flatten_frames`: channel * input_frames + frame."""
+        """Indices of the vector channels in the result of `ForecastModel.flatten_frames`.
+
+        Frame t of channel c has the index c * input_frames + t.
+        """
         indices: list[int] = []
         for channel in self.vector_channels:
             indices += range(channel * self.input_frames, (channel + 1) * self.input_frames)
@@ -186,8 +189,8 @@ class ForecastModel(nn.Module):
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
             condition: kind of noise -> its tensor, for each kind in the config: ``global`` (batch, noise channels),
-                ``cell`` and ``spherical`` (batch, noise channels, rows, columns), ``dropout`` int64 seeds
-                (batch, number of values of ``memory``). None for a forecast without noise.
+                ``cell`` and ``spherical`` (batch, noise channels, rows, columns), ``dropout`` (batch, M)
+                int64, a seed for each of the M values of ``memory``. None for a forecast without noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised.

@@ -148,7 +148,7 @@ def find_channel_axes(model: nn.Module) -> dict[str, tuple[ChannelAxis, ...]]:
 def _find_singular_vector_axes(
     shape: Sequence[int], parametrization: nn.Module, axes: Sequence[ChannelAxis]
 ) -> list[tuple[str, tuple[ChannelAxis, ...]]]:
-    """Return (name, axes) of the buffers u and v of spectral norm; an empty list for other parametrizations.
+    """Return (buffer name, channel axes) pairs for u and v of spectral norm; an empty list for other parametrizations.
 
     A weight matrix that is extended by rows and columns of zeros has the same singular vectors, extended by zeros. So u
     and v are extended like the weight.

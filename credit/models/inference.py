@@ -44,7 +44,10 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
 
 
 def _has_spectral_norm_alone(module: nn.Module) -> bool:
-    """Return True if `weight` is a module's only parametrized tensor, and spectral norm its last parametrization."""
+    """Return True if a module has no parametrized tensor except its weight, and the weight has spectral norm.
+
+    Spectral norm must be the last parametrization of the weight.
+    """
     if not parametrize.is_parametrized(module):
         return False
     chains = module.parametrizations

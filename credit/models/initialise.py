@@ -234,7 +234,7 @@ def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
 
 
 def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return name -> parameter for all modules whose attribute ``may_be_added`` is True: the layers that add noise.
+    """Return the parameters of the layers that add noise, by name. These layers have ``may_be_added = True``.
 
     With their initial values, these layers do not change the output of the model. So they can be added to a model that
     was trained without them.
@@ -248,7 +248,9 @@ def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, initial whole (unsharded) tensor on the CPU) for each parameter of `find_addable_parameters`.
+    """Yield the name and the initial value of each parameter of `find_addable_parameters`.
+
+    The values are whole (unsharded) tensors on the CPU.
 
     Args:
         model: model on any device, sharded or not.
@@ -262,9 +264,10 @@ def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str
 
 
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, initial whole (unsharded) tensor on the CPU) for every tensor in the state dict of `model`.
+    """Yield the name and the initial value of every tensor in the state dict of `model`.
 
-    Of the model, only names, types and global shapes are read. The first rule that applies to a module is used:
+    The values are whole (unsharded) tensors on the CPU. They depend only on the seed and on the model's tensor
+    names, global shapes and module types. The first rule that applies to a module is used:
 
     - A module with a method ``initial_value(key, shape, generator)`` gets the tensors that the method returns.
     - The weight and bias of a linear layer or convolution are uniform in +-1/sqrt(inputs per output). A layer norm or

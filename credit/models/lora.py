@@ -184,9 +184,9 @@ def _find_adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoR
 
 
 def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, initial whole (unsharded) tensor on the CPU) for both factors of every adapter.
+    """Yield the state-dict name and the initial value of both factors of every adapter.
 
-    The values depend only on the seed and the path of the layer.
+    The values are whole (unsharded) tensors on the CPU. They depend only on the seed and the path of the layer.
 
     Args:
         model: model with adapters, on any device (the meta device included), sharded or not.
@@ -199,7 +199,7 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
 
 
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint of `model` contains: state-dict name -> tensor, not copied.
+    """Return the tensors that a checkpoint of `model` contains, by state-dict name and without copying them.
 
     For a model with adapters, these are the adapters, the vectors u and v of adapted weights, and the parameters of
     layers that add noise, but no frozen weights. For any other model, they are the whole state dict.
@@ -218,7 +218,7 @@ def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors that an adapted model loads from its base model: name in the base model -> tensor of `model`.
+    """Return the tensors of an adapted model that are loaded from its base model, by their names in the base model.
 
     The tensors are not copied, so loading values into them changes `model`.
 

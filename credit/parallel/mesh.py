@@ -65,7 +65,7 @@ class ParallelDims:
 
     @property
     def num_sample_ranks(self) -> int:
-        """Number of sample groups; each sample group trains on different samples."""
+        """Number of sample groups (groups of ranks that train on the same samples)."""
         return self.num_data_ranks // self.ensemble
 
 
@@ -124,7 +124,7 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
 
 
 def _require_domain_fits(settings: ParallelismSettings, world: int) -> None:
-    """Require FSDP2 and a divisor of the number of ranks for domain parallelism.
+    """Require that a run with domain parallelism uses FSDP2 and can divide its ranks into domain groups of equal size.
 
     Raises:
         ConfigError: if one of the two conditions is not met; the message names the key and the valid values.
@@ -220,9 +220,9 @@ class DeviceGrid:
             are omitted. None if every rank has the whole network.
         ensemble_group: ranks that share the members of the same samples, in the order of the members; None if this
             rank computes all members.
-        same_fields_group: ranks that get the same fields: the ensemble group with all its tensor-parallel peers. The
-            other ranks of a domain group have different parts of the fields and are not in it; nor are tensor-parallel
-            peers with sequence parallelism. None if no other rank gets the fields of this rank.
+        same_fields_group: ranks that get the same fields as this rank: the ranks of its ensemble group and, without
+            sequence parallelism, the tensor-parallel peers of these ranks. The other ranks of a domain group have
+            different parts of the fields and are not included. None if no other rank gets the fields of this rank.
     """
 
     degrees: ParallelDims = ParallelDims()
@@ -246,12 +246,12 @@ class DeviceGrid:
 
     @property
     def sample_rank(self) -> int:
-        """Index, from 0, of this rank's sample group; each sample group trains on different samples."""
+        """Index of this rank's sample group, from 0; the ranks of a sample group train on the same samples."""
         return self.data_rank // self.degrees.ensemble
 
     @property
     def num_sample_ranks(self) -> int:
-        """Number of sample groups; each sample group trains on different samples."""
+        """Number of sample groups (groups of ranks that train on the same samples)."""
         return self.degrees.num_sample_ranks
 
     @property
@@ -278,7 +278,10 @@ class DeviceGrid:
 
     @property
     def gets_forecasts(self) -> bool:
-        """True if this rank gets the fields of a forecast to write: the first of the ranks that share the forecast."""
+        """True if this rank is the first of the ranks that share a forecast.
+
+        Unless every rank writes its own part, this rank gets the fields of the forecast and writes them.
+        """
         return self.rank % self.degrees.ranks_per_sample == 0
 
     @property

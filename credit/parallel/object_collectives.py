@@ -1,6 +1,6 @@
 """Collectives of Python objects in which the failure of a single rank raises an error on all ranks.
 
-Without this rule, the ranks without an error would wait for the failed rank in the next collective until the timeout.
+Otherwise, the ranks without an error would wait in the next collective for the failed rank until the timeout.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def _find_sequence_ranks(model: nn.Module, mesh: DeviceMesh | None) -> SequenceR
     """Return the tensor-parallel ranks of sequence parallelism; None without sequence parallelism.
 
     Raises:
-        ConfigError: if the number of parts of the fields is neither domain nor domain x tp.
+        ConfigError: if the number of parts of the fields is neither the length of the axis `domain` nor the product of
+            the lengths of `domain` and `tp`.
     """
     domain = getattr(model, "domain", None)
     if mesh is None or domain is None or domain.num_ranks == _axis_size(mesh, "domain"):
@@ -136,8 +137,8 @@ def _average_whole_weight_gradients(
 ) -> None:
     """Register hooks that average gradients of whole weights over the tensor-parallel ranks after each backward pass.
 
-    These are the weights that tensor parallelism has not split, in sharding units that also have split weights. FSDP2
-    itself averages the gradients of the units without split weights over these ranks.
+    A whole weight is a weight that tensor parallelism has not split. Hooks are needed only in sharding units that also
+    have split weights. In other units, FSDP2 itself averages the gradients over the tensor-parallel ranks.
     """
     whole_weights = [weight for weight in model.parameters() if weight.device_mesh == fsdp_mesh_of_tp_units]
     GradientAverage(sequence_ranks.group, torch.device(fsdp_mesh_of_tp_units.device_type)).watch(whole_weights)
@@ -190,7 +191,7 @@ def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
 
 
 def _build_shard_meshes(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
-    """Collective: return two meshes: the FSDP2 mesh of units without split weights, and of units with split weights.
+    """Collective: return two FSDP2 meshes: one for units without split weights, and one for units with split weights.
 
     Units with split weights are sharded over the data-parallel ranks and the domain ranks. Units without split weights
     are also sharded over the tensor-parallel ranks, so they use no more memory than without tensor parallelism.

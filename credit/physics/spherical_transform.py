@@ -137,7 +137,7 @@ class SphericalTransform(nn.Module):
         return field_KHW.reshape(*leading_shape, *self._grid_shape)
 
     def sum_by_degree(self, values_N: Tensor) -> Tensor:
-        """Return, for each degree, the sum over all orders, weighted by `multiplicity_N` (2 for orders above 0).
+        """Sum the values of each degree over its orders, weighted by `multiplicity_N` (2 for orders above 0).
 
         Args:
             values_N: (..., N) real values, one for each coefficient, such as abs(a)^2.

@@ -66,7 +66,7 @@ def find_wind_components(context: ProductContext, names: Sequence[str], key: str
 
 
 def require_same_members(context: ProductContext, infos: Sequence[FieldInfo], key: str) -> None:
-    """Raise ConfigError unless all fields have the same first dimension: no dimension, the same members or quantiles.
+    """Raise ConfigError unless the fields have the same members, have the same quantiles, or are all single fields.
 
     Args:
         context: description of the forecasts and the earlier products.
@@ -210,7 +210,7 @@ class Thickness(FieldProduct):
 
 @register_product("accumulation", AccumulationSection)
 class Accumulation(FieldProduct):
-    """Sum over a window of a variable whose values in the forecasts are sums over a step, or since the initial time."""
+    """Sum of a variable over a window. The forecasts contain its sums over each step, or since the initial time."""
 
     def __init__(self, section: AccumulationSection, context: ProductContext) -> None:
         super().__init__(section, context)

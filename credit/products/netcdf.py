@@ -135,7 +135,8 @@ def _build_global_attributes(info: FieldInfo, case: ProductCase) -> dict[str, ob
 def _build_coordinate_schema(info: FieldInfo, forecasts: ForecastDescription) -> ForecastSchema:
     """Return a schema without variables, from which the coordinates of the file are written.
 
-    Forecasts of other programs may use a different spelling of hPa; all other units are therefore treated as hPa.
+    Forecasts of other programs may use a different spelling of hPa. Therefore, units of levels that this package does
+    not know are treated as hPa.
     """
     return ForecastSchema(
         variables=(),

@@ -40,9 +40,9 @@ class Clock:
         """Set the deadline of ``--until``.
 
         Args:
-            text: time of day HH:MM in UTC, or a duration from now such as 90min. The nearest occurrence of the time of
-                day is used. If it has passed less than 12 hours ago, the call does not wait, because a job that starts
-                too late must not wait until the next day.
+            text: time of day HH:MM in UTC, or a duration from now such as 90min. The deadline is the occurrence of the
+                time of day that is nearest to now, at most 12 hours before or after now. If this occurrence is in the
+                past, the job does not wait, because a job that starts too late must not wait until the next day.
 
         Raises:
             ConfigError: if `text` is not a time of day or a duration.

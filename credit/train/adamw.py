@@ -19,8 +19,8 @@ class AdamW(torch.optim.Optimizer):
     """Fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101).
 
     AdamW updates each element of a parameter independently. So the kernel of `torch.optim.AdamW` is called with the
-    local shards as plain tensors. With DTensors, torch would first determine the sharding of the results, which takes
-    longer than the first steps of a small network.
+    local shards as plain tensors. With DTensors, torch would have to determine the sharding of every result. In the
+    first steps of a small network, this would take longer than the steps themselves.
 
     Args:
         groups: parameter groups with ``params``, ``lr`` and ``weight_decay``.

@@ -57,7 +57,7 @@ def freeze_weights(model: nn.Module, factors: Mapping[str, float]) -> None:
 
 
 def find_learning_rate_factors(model: nn.Module, factors: Mapping[str, float]) -> dict[str, float]:
-    """Return name of a parameter -> factor on its learning rate, for all parameters of a model.
+    """Return the factor on the learning rate of each parameter of a model: name of the parameter -> factor.
 
     A pattern is the path of a module or weight, in which ``*`` matches any characters. The path of a module also
     matches all weights inside the module. If several patterns match a parameter, the first pattern applies. If no

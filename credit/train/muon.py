@@ -50,7 +50,7 @@ class Muon(AdamW):
         self._exchanges: dict[tuple[int, ...], MatrixExchange] = {}
 
     def initial_state(self, parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the initial optimizer state of a parameter, see `AdamW`; for a matrix, only the momentum."""
+        """Return the initial optimizer state of a parameter: the momentum of a matrix, else the state of `AdamW`."""
         if group["out_dim"] is None:
             return super().initial_state(parameter, group)
         return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}

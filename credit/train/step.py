@@ -197,7 +197,7 @@ class TrainingStep:
         return explanation
 
     def _compute_micro_loss(self, batch: Batch, step: int, micro: int) -> torch.Tensor:
-        """Return the loss of a micro-step, a scalar whose gradients are not reduced over the ranks.
+        """Return the loss of a micro-step, a scalar. Its backward pass does not reduce gradients over the ranks.
 
         Args:
             batch: the micro-batch.

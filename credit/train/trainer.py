@@ -277,7 +277,7 @@ class Trainer:
             self._run_lock.update(self.state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
-        """Collective: return the reason of the lowest rank that must stop; `reason` is for this rank, or None."""
+        """Collective: return the reason of the lowest rank with a reason to stop; `reason` is this rank's or None."""
         return reduce_over_ranks(lambda: reason, lambda low, high: low or high) or "requested on another rank"
 
     def _is_due(self, step: int, every: int) -> bool:

@@ -16,10 +16,10 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
 
     Args:
         path: the lock file; the file and its folder are created if they do not exist.
-        wait: True to wait while another process holds the lock; False to enter the block without the lock then.
+        wait: True to wait until no other process holds the lock; False to enter the block at once, with or without it.
 
     Yields:
-        True if this process holds the lock; False if another process holds it, which happens only without `wait`.
+        True if this process holds the lock; False if `wait` is False and another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     operation = fcntl.LOCK_EX

@@ -11,7 +11,8 @@ def start_without_interrupts(process: BaseProcess) -> None:
     """Start a process that never receives SIGINT.
 
     At Ctrl-C, a terminal sends SIGINT to every process of a command. A worker process that does not handle SIGINT would
-    end with a traceback. The parent process still receives the signal, after the start if it arrives during the start.
+    end with a traceback. The parent process still receives the signal. A signal that arrives while the process is being
+    started is delivered after the start.
 
     Args:
         process: a process that has not been started.

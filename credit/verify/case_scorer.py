@@ -363,7 +363,10 @@ class CaseScorer:
         return fields
 
     def _add_maps(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
-        """Store maps of the example at a lead time in minutes: truth, (mean) forecast and, for an ensemble, spread."""
+        """Store maps of truth and forecast of the example; for an ensemble, of truth, ensemble mean and spread.
+
+        `lead` is the lead time in minutes.
+        """
         for index, forecast_index, channel in self._list_figure_channels("model"):
             members_MHW = members_MCHW[:, forecast_index]
             fields = [truth_CHW[index], members_MHW.mean(axis=0)]

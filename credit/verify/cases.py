@@ -32,7 +32,7 @@ _GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
 def describe_origin(name: str, archive: ForecastSource) -> str:
-    """Return the path of forecasts for messages; for forecasts other than ``model``, prefixed with their config key."""
+    """Return the path of forecasts for messages; for forecasts other than ``model``, add their config key before it."""
     if name == "model":
         return str(archive.origin)
     return f"verification.other_forecasts.{name}: {archive.origin}"
@@ -379,7 +379,7 @@ def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.nda
 
 
 def _describe_hours(minutes: np.ndarray) -> str:
-    """Return lead times (in minutes) as a string in hours; of six or more, only the first three and the last."""
+    """Return lead times (in minutes) as a string in hours; list only the first three and the last of six or more."""
     hours = [f"{lead / 60:g}" for lead in minutes.tolist()]
     if len(hours) >= 6:
         hours = [*hours[:3], "...", hours[-1]]

@@ -121,9 +121,10 @@ class PartialScores:
         )
 
     def use_as_model(self, name: str, forecasts: Sequence[str]) -> PartialScores:
-        """Return scores in which the forecast `name` is called ``model``, without the forecasts before it in the list.
+        """Return scores in which the forecast `name` is called ``model``.
 
-        The fields of the example are left out, because they belong to the model of the verification.
+        The forecasts before it in `forecasts` are left out. The fields of the example are also left out, because they
+        show the forecasts of the run.
 
         Args:
             name: name of the forecast that becomes ``model``.

@@ -56,8 +56,9 @@ class Verification:
 
     Attributes:
         table: table of all scores.
-        other_tables: with ``verification.all_pairs``, name of each other forecast -> table of scores in which this
-            forecast is ``model`` and the forecasts after it are the other forecasts; otherwise empty.
+        other_tables: name of each other forecast -> table of scores in which this forecast is ``model``. The other
+            forecasts of the table are those that follow it in ``verification.other_forecasts``. Empty without
+            ``verification.all_pairs``.
         grid: grid of the scores and maps.
         climatology: climatology of the baselines.
         damping: (L, C) dimensionless factor of damped persistence.

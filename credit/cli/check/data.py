@@ -32,7 +32,7 @@ _HIGHEST_HPA = 1100.0
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Metadata of the data. Fields that could not be read or are invalid are empty.
+    """Metadata of the data. An attribute is empty if it could not be read or is invalid.
 
     The class has the metadata attributes of a `FieldReader`, so other functions accept an instance in place of a
     reader.
@@ -182,7 +182,7 @@ def _report_contributions(
 
 
 def _find_most_complete_times(source_index: SourceIndex) -> np.ndarray:
-    """Return the times of the variable that has the most times, for sources that have errors.
+    """Return the times of the variable with the most times. This function is used if the sources have errors.
 
     The times are (N,) int64 minutes in ascending order. The result is empty if a file could not be read, because the
     times would be incomplete.
@@ -260,8 +260,8 @@ def _find_samples(
 def _count_steps_by_split(conf: DataConfig) -> dict[str, int]:
     """Return a dict of split name -> number of forecast steps in a sample of the split.
 
-    In the test split, every time from which a forecast of one step is possible is treated as a sample.
-    `check_forecasts` reports which forecasts of the full length can be scored.
+    A sample of the test split has only one step here. `check_forecasts` reports which forecasts of the full length can
+    be scored.
     """
     return {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
 

@@ -74,7 +74,7 @@ class CheckReport(ErrorCollector):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of the command: 2 if there are errors, otherwise 0."""
+        """Exit status of the command, 2 if there are errors and otherwise 0."""
         return 2 if self.messages else 0
 
     def format(self) -> str:

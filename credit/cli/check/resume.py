@@ -195,7 +195,7 @@ def _report_damaged_checkpoints(
         start_checkpoint: checkpoint of this or a different run from which the run would continue; None if there is no
             such checkpoint.
         starts_from_step_0: True if ``trainer.resume: never`` is set.
-        report: receives errors; warnings if `starts_from_step_0`.
+        report: receives an error for each damaged checkpoint, or a warning if `starts_from_step_0` is True.
     """
     is_in_folder = start_checkpoint is not None and start_checkpoint.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):

@@ -211,7 +211,7 @@ def check_realtime(config: Config, report: CheckReport) -> None:
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
-    """Check that the network has the dropout layers and the blocks that ``inference.ensemble`` needs.
+    """Check that the network has the dropout layers and the blocks for feature noise that ``inference.ensemble`` needs.
 
     Args:
         config: config of the run.

@@ -65,7 +65,9 @@ def add_completers(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def complete_override(prefix: str, **context: object) -> list[str]:
-    """Return the keys that begin with a prefix, or the values of a key, as ``section.key=`` and ``section.key=value``.
+    """Return all keys as ``section.key=``; after an equals sign, return the values of the key as ``section.key=value``.
+
+    argcomplete keeps only the completions that begin with the prefix.
 
     Args:
         prefix: the typed part of the word. An empty prefix has no completions, because there are hundreds of keys.

@@ -16,8 +16,9 @@ _MAX_NAME_LETTERS = 20
 def format_summary(table: ScoreTable, reference: str | None = None, show_all: bool = False) -> str:
     """Return the summary of a table of scores as text.
 
-    Each row contains the global RMSE of each forecast in the units of the channel, the RMSE of the model divided by the
-    RMSE of the reference, and the effective number of independent initial times (n_eff).
+    Each row describes one channel at one lead time. It contains the global RMSE of each forecast in the units of the
+    channel, and the RMSE of the model divided by the RMSE of the reference. The last column is n_eff, the effective
+    number of independent initial times.
 
     Args:
         table: the scores.

@@ -21,7 +21,10 @@ from credit.utils.progress import ProgressBar
 
 
 def writes_shared_store(config: Config, mesh: DeviceGrid) -> bool:
-    """Return True if several ranks write parts of one forecast into a zarr store, which other formats do not allow."""
+    """Return True if several ranks write parts of one forecast into the same zarr store.
+
+    In any other format, one rank writes the whole forecast.
+    """
     shares_starts = mesh.degrees.ensemble > 1 or mesh.degrees.domain > 1
     return config.inference.format == "zarr" and shares_starts
 

@@ -218,8 +218,8 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
 def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
     """Collective: return the largest number of rounds of any rank.
 
-    Ranks that share weights need the same number of rounds. Ranks that do not share weights also use this number,
-    because they wait for each other at the end of the command and must not exceed the timeout of the process group.
+    Ranks that share weights need the same number of rounds. All other ranks also use this number, because the ranks
+    wait for each other at the end of the command. A long wait would exceed the timeout of the process group.
     """
     if mesh.degrees.world == 1:
         return num_rounds

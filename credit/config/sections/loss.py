@@ -36,7 +36,7 @@ class LossSection(StrictModel):
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True if constants of the loss other than fields (H, W), such as spectral tables, depend on the grid.
+        """True if the loss has constants that depend on the grid but are not fields (H, W), such as spectral tables.
 
         Otherwise ``credit plan`` builds the loss on a coarse grid and resizes its fields, to save time and memory.
         """

@@ -156,7 +156,7 @@ class ModelSection(StrictModel):
     grid_keys: ClassVar[tuple[str, ...]] = ()
 
     def resolve(self, grid_shape: tuple[int, int]) -> ModelSection:
-        """Return the section in which numbers that suit the grid replace the values `auto`.
+        """Return the section with each value `auto` replaced with a number that suits the grid.
 
         Args:
             grid_shape: number of rows and columns of the grid.

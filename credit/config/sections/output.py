@@ -82,7 +82,7 @@ class DerivedVariableConfig(StrictModel):
 
     @property
     def input_variables(self) -> dict[str, str]:
-        """Role of each input, such as ``temperature`` -> variable.
+        """Mapping from the role of each input, such as ``temperature``, to the name of the input variable.
 
         The derived variable has the levels of the first input.
         """

@@ -27,10 +27,10 @@ class PostprocessSection(StrictModel):
 
     @property
     def subject(self) -> str:
-        """String that identifies this entry in its list: the kind, followed by the variable if the entry has a
-        variable.
+        """String that identifies this entry in its list.
 
-        Two built-in entries of a list must not have the same subject.
+        The string is the kind of the entry, followed by the variable if the entry has a variable. Two built-in
+        entries of a list must not have the same subject.
         """
         return self.kind
 
@@ -56,7 +56,7 @@ PostprocessEntry = Annotated[
 def list_entries_by_key(
     section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
 ) -> dict[str, PostprocessSection]:
-    """Return config key, such as ``model.postprocess.0``, -> post-process of a section, in order.
+    """Return a dict from config keys, such as ``model.postprocess.0``, to the post-processes of a section, in order.
 
     Args:
         section: ``model`` or ``inference``.

@@ -330,7 +330,7 @@ class TrainerConfig(StrictModel):
         return self.compile if isinstance(self.compile, str) else None
 
     def require_divisible_fields(self) -> None:
-        """Raise an error if a key does not work when ranks divide the fields.
+        """Raise an error if a key of this section cannot be used when ranks divide the fields.
 
         Raises:
             ValueError: if such a key is set; the message names the key.

@@ -143,7 +143,7 @@ class VariableOptions(StrictModel):
 
     @property
     def derived_from(self) -> dict[str, str]:
-        """Role of each input of a derived variable, such as ``temperature`` -> variable.
+        """Mapping from the role of each input, such as ``temperature``, to the name of the input variable.
 
         The derived variable has the grid and the times of the first input. The mapping is empty for a variable that is
         read from data.

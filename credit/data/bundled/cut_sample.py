@@ -48,7 +48,7 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
         target_folder: folder of the sample data; existing files are overwritten.
 
     Returns:
-        Name of a field (variable and level, such as ``z500``) -> number of compressed bytes in all files. The
+        Mapping from each field (variable and level, such as ``z500``) to its compressed bytes in all files. The
         additional key ``total`` contains the total size of the files.
     """
     target_folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,13 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
 
 
 def _find_times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tuple[int, int, int]) -> np.ndarray:
-    """Return the indices of the times from 0 h of day `first` to 23 h of day `last`, both (year, month, day)."""
+    """Return the indices of the times from 0 h of one day to 23 h of the same or a later day.
+
+    Args:
+        source: file of the full simulation.
+        first: first day as (year, month, day).
+        last: last day as (year, month, day).
+    """
     time = source["time"]
     begin = cftime.date2num(cftime.datetime(*first, calendar=time.calendar), time.units, time.calendar)
     end = cftime.date2num(cftime.datetime(*last, 23, calendar=time.calendar), time.units, time.calendar)

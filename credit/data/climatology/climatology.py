@@ -215,7 +215,7 @@ class Climatology:
         return LazyWeightedSum(np.array([1 - weight, weight]), [earlier_fields, later_fields])
 
     def _find_time_of_day(self, minutes: int) -> int:
-        """Return the index in `day_minutes` of the time of the day of a time; 0 if `day_minutes` is empty.
+        """Return the index in `day_minutes` of the hour and minute of a time; 0 if `day_minutes` is empty.
 
         Args:
             minutes: the time in minutes since 1900.

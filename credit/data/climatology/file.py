@@ -308,10 +308,10 @@ class _ClimatologyFile:
         return np.asarray(variable.values, dtype=np.float64)
 
     def _find_name_in_file(self, name: str) -> str:
-        """Return the name of a variable of the run in the file.
+        """Return the name under which the file contains a variable of the run.
 
-        If ``verification.climatology.rename`` contains a name, this name is used. Otherwise, the name in the run and
-        then the names in the files of the data sources are tried.
+        If ``verification.climatology.rename`` lists the variable, only the name given there is tried. Otherwise, the
+        name in the run is tried first, and then the names in the files of the data sources.
 
         Raises:
             DataError: if the file has no variable with any of these names.

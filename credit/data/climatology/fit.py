@@ -75,7 +75,7 @@ class ClimatologyPlan:
         return self.divisors.shape[0], self.divisors.shape[1]
 
     def evaluate_weights(self, time_indices: np.ndarray, parts: slice = _ALL) -> np.ndarray:
-        """Return the weights of M times in the sums of P parts of the year (or harmonics), (M, P) float64.
+        """Return the weight of each of M times in the sum of each of P parts (or harmonics), (M, P) float64.
 
         Args:
             time_indices: (M,) indices of the times in the N times of the plan.
@@ -107,9 +107,9 @@ def fit_climatology(
             selects ``harmonic`` with one harmonic.
 
     Returns:
-        The climatology. With ``window``, every time is used in the means of the same number of parts of the year (one
-        more or less if the window is not a whole number of parts). The times of a part are evenly spaced around its
-        centre, for all times of the day in the data.
+        The climatology. With ``window``, every time contributes to the means of the same number of parts of the year.
+        If the window is not a whole number of parts, this number may differ by one between times. The times of a part
+        are evenly spaced around its centre, for all times of the day in the data.
 
     Raises:
         ConfigError: if the period is too short for the method.

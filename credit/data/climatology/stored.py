@@ -208,7 +208,7 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
         deep: True to read the fields, which verifies their checksums; False to check only the sizes of the files.
 
     Returns:
-        Ascending indices in `_list_blocks`; empty if the store has no climatology or an incomplete climatology.
+        Ascending indices in the result of `_list_blocks`; empty without a complete climatology in the store.
     """
     description = _read_description(path)
     if description is None or not description["complete"]:
@@ -227,7 +227,7 @@ def fit_block(task: FitTask, number: int) -> int:
 
     Args:
         task: store and settings of the climatology.
-        number: index of the block in `_list_blocks`.
+        number: index of the block in the result of `_list_blocks`.
 
     Returns:
         1 if this call wrote the block, else 0.
@@ -309,7 +309,7 @@ def _list_blocks(path: Path) -> list[Block]:
 
 
 def _find_missing_blocks(path: Path) -> list[int]:
-    """Return the indices in `_list_blocks` of all blocks with a missing or truncated chunk file."""
+    """Return the indices, in the result of `_list_blocks`, of all blocks with a missing or truncated chunk file."""
     fields = _open_fields(path)
     return [number for number, block in enumerate(_list_blocks(path)) if not is_block_written(path, fields, block)]
 

@@ -165,7 +165,10 @@ class Coordinates:
         return dims[0]
 
     def _describe_unknown(self, dim: str) -> str:
-        """Return the reason why a dimension has no role, with advice; a message puts the dimension's name before it."""
+        """Return the reason why a dimension has no role, and advice.
+
+        The text follows the name of the dimension in an error message.
+        """
         coordinate = self._dataset.variables.get(dim)
         if coordinate is None:
             return (

@@ -16,12 +16,15 @@ _MAX_LISTED = 40
 
 
 def find_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> dict[str, int]:
-    """Return a mapping from each dimension with a selected coordinate value to the position of this value.
+    """Find the position of each selected coordinate value along its dimension.
 
     Args:
         dataset: dataset of the file, opened lazily.
         select: ``data.sources.N.select``: name of a coordinate -> value to select.
         origin: name of the file, for error messages.
+
+    Returns:
+        Name of a dimension -> position of the selected value. Scalar coordinates are checked, but have no position.
 
     Raises:
         DataError: if the file does not have the coordinate, or the coordinate does not contain the value exactly once.

@@ -376,7 +376,7 @@ def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
     """Return the pressure of a level in hPa; NaN for a model level, whose pressure is unknown.
 
     Args:
-        level: the level; None for a variable without levels, which returns None.
+        level: the level; None for a variable without levels, for which the result is None.
         level_units: units of `level`, see ``data.level_units``.
     """
     if level is None or level_units == "hPa":
@@ -387,7 +387,7 @@ def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
 
 
 def _find_extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest value of each field; fields (..., h, w) give two arrays (...).
+    """Return the least and the greatest value of each field, as two arrays (...) for fields (..., h, w).
 
     Missing values are ignored. The extremes of a field without valid values are NaN.
     """

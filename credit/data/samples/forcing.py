@@ -164,7 +164,7 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
 
 
 def _compute_daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the coefficients of the solar zenith angle and the hour angle of sunset.
+    """Return the hour angle of sunset, and the two coefficients that determine the solar zenith angle.
 
     The cosine of the zenith angle is sine_product + cosine_product * cos(hour angle).
 

@@ -263,7 +263,10 @@ class FrameReader:
         return 0
 
     def _extrapolate_forcing(self, channel: Channel, label: int, initial: int) -> np.ndarray:
-        """Return a substitute for future forcing, (H, W): the climatology, or the persisted anomaly or value.
+        """Return a substitute for forcing after the initial time, (H, W).
+
+        If ``in_forecast`` is ``climatology``, this is the climatology. Otherwise it is the climatology plus the anomaly
+        at the initial time. Without a climatology, it is the value at the initial time.
 
         Args:
             channel: channel of the forcing.

@@ -218,13 +218,16 @@ class Loader:
         self._workers = workers
 
     def create_jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
-        """Return the jobs that a prefetcher must run to load the batches, and their settings.
+        """Return the functions that a prefetcher must call to load the batches.
 
         Returns:
-            Three values: an iterator over functions without arguments, each of which returns the next batch; the number
-            of threads in which to call these functions, 0 if the caller must call each function when it needs the
-            batch; and a function that ends the loading. The function that ends the loading must always be called,
-            because worker processes ignore signals and otherwise prevent the interpreter from exiting.
+            Three values:
+
+            - an iterator over functions without arguments, each of which returns the next batch;
+            - the number of threads in which to call these functions. If it is 0, the caller must call each function
+              when it needs the batch;
+            - a function that ends the loading. It must always be called, because worker processes ignore signals and
+              otherwise prevent the interpreter from exiting.
         """
         # A generator creates the calls one by one, because the order of a complete run may be long.
         calls = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)

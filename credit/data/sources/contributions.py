@@ -75,7 +75,7 @@ class Contribution:
         return f"data.sources.{self.source_number} ({address}): {files}; {span}; {variables}"
 
     def describe_unused_files(self) -> list[str]:
-        """Return one line for each file from which nothing is read, with at most 5 files and a line for the rest."""
+        """Return one line for each of the first 5 unused files, and one line with the number of the other ones."""
         lines = [f"{path} is not used: {reason}" for path, reason in self.unused_files.items()]
         num_more = len(lines) - _MAX_NAMED_FILES
         if num_more > 0:

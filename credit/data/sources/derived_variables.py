@@ -231,9 +231,9 @@ def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[
 def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return geopotential in m2 s-2 on the levels of the run in a block of rows, (L, N...).
 
-    Geopotential is integrated hydrostatically on the levels of the file. For pressure levels, geopotential is
-    interpolated from the edges of the layers, where it is exact for the given layer temperatures. Temperature is
-    assumed to be linear in ln p between two edges.
+    Geopotential is integrated hydrostatically on the levels of the file. If `level_mapping` has target levels, the
+    result is then interpolated to them from the edges of the layers, where it is exact for the given layer
+    temperatures. Temperature is assumed to be linear in ln p between two edges.
 
     Args:
         level_mapping: mapping from the levels of the file to the levels of the run.
@@ -318,7 +318,7 @@ def _surface_pressure_or_0(block: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _describe_levels(level_mapping: LevelMapping, mask_LN: np.ndarray) -> str:
-    """Return ``level 1000, 925`` for the levels of the run on which a mask is True in any cell.
+    """Return a phrase that lists the levels on which a mask is True in any cell, such as ``level 1000, 925``.
 
     Args:
         level_mapping: mapping whose target levels are those of the run.

@@ -77,7 +77,7 @@ class FileScanner:
 
     Attributes:
         names: names in the file of all variables with at least two dimensions.
-        unusable_variables: mapping from the name of each variable in the file that cannot be read to the reason.
+        unusable_variables: variables of the file that cannot be read, as a mapping from name to reason.
     """
 
     def __init__(

@@ -135,7 +135,7 @@ def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]
 
 
 def find_unusable_variables(dataset: xr.Dataset, source_number: int) -> dict[str, str]:
-    """Return a mapping from the name of each variable of a file that cannot be read to the reason.
+    """Return the variables of a file that cannot be read, as a mapping from name to reason.
 
     Args:
         dataset: the open file.
@@ -153,7 +153,7 @@ def find_unusable_variables(dataset: xr.Dataset, source_number: int) -> dict[str
 
 
 def _find_surface_variables(source: SourceConfig) -> dict[str, str]:
-    """Return a mapping from role to name of the surface fields that ``vertical`` of a source names."""
+    """Return the surface fields that ``data.sources.N.vertical`` lists, as a mapping from role to name."""
     if source.vertical is None:
         return {}
     names = {SURFACE_PRESSURE: source.vertical.surface_pressure}

@@ -68,7 +68,7 @@ class VariableSeries:
         return np.array(is_given, dtype=bool)[self.file_index]
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields at each of some times, (levels or 1, H, W) on the grid and in the units of the run.
+        """Yield the fields of each requested time, (levels or 1, H, W) on the grid and in the units of the run.
 
         Args:
             files: cache that opens the files.
@@ -80,14 +80,16 @@ class VariableSeries:
         return self._read(files, indices, on_file_grid=False)
 
     def read_on_file_grid(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields at each of some times in SI units, (levels or 1, h, w) on the grid of the file.
+        """Yield the fields of each requested time in SI units, (levels or 1, h, w) on the grid of the file.
 
         These fields are inputs of formulas. The arguments and errors are described at `read`.
         """
         return self._read(files, indices, on_file_grid=True)
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at each of some times: the result of `read_on_file_grid` or, if it is False, of `read`.
+        """Yield the fields of each requested time.
+
+        If `on_file_grid` is True, the result is that of `read_on_file_grid`. Otherwise it is that of `read`.
 
         Adjacent times are read at once. Times in the same chunk of a file are also read at once, together with the
         times between them, because the library decompresses the complete chunk anyway.
@@ -133,7 +135,7 @@ class JoinedSeries(VariableSeries):
         return is_from_files
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at each of some times, read from the series of the time; see `VariableSeries._read`."""
+        """Yield the fields of each requested time from the source that has the time; see `VariableSeries._read`."""
         series_index = self.series_index[indices]
         index_in_series = self.index_in_series[indices]
         # Adjacent times of one series are read together.
@@ -255,7 +257,7 @@ def build_series(
 
 
 def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> str:
-    """Return a phrase with the first and the last time in the files of a variable, used or not."""
+    """Return a phrase with the first and the last time in the files of a variable, including unused times."""
     times = np.concatenate([file_variable.layout.times for file_variable in file_variables])
     return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 

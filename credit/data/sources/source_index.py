@@ -43,8 +43,8 @@ class SourceIndex:
             the first. For surface fields, the name of the derived variable is empty.
         files: for each source, the list of its files.
         coefficient_files: files with the coefficients of hybrid levels.
-        unused_files: for the files that have none of the required variables, a mapping from the pair (index of the
-            source, file) to the reason why nothing is read from the file.
+        unused_files: files that have none of the required variables, as a mapping from the pair (index of the source,
+            file) to the reason why nothing is read from the file.
     """
 
     grid: LatLonGrid

@@ -197,7 +197,10 @@ class SourceReader:
         return None
 
     def find_indices_covering_files(self) -> np.ndarray:
-        """Return increasing indices in `times`; each time-varying file is read at one or more of these times."""
+        """Return indices in `times` such that reading these times reads every file with time-varying fields.
+
+        The indices are increasing.
+        """
         indices: set[int] = set()
         # Joined and derived series contain other series, which are appended to the list and visited later.
         remaining_series = list(self._series.values())

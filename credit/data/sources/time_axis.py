@@ -30,9 +30,9 @@ def align_times(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return the times of the run and, for each variable, the index of the value to use at each time.
 
-    The docstring of this module describes the policies. The times are those of the instantaneous variables with the
-    policy ``exact`` (if there are none, of all ``exact`` variables), as far as every other variable has a value to use
-    there.
+    The docstring of this module describes the policies. Candidates are the times of the instantaneous variables with
+    the policy ``exact``; if there are none, the times of all ``exact`` variables. The times of the run are the
+    candidates at which every variable has a value to use.
 
     Args:
         aggregations: mapping from the name of a variable to the weighted sums that compute its values.
@@ -87,7 +87,9 @@ def align_times(
 
 
 def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple[int, str]:
-    """Return the index of the first source of a variable, and the common policy (``times``) of all its sources.
+    """Return the index of the first source of a variable, and the policy that all its sources have.
+
+    The docstring of this module describes the policies (``data.sources.N.times``).
 
     Args:
         name: name of the variable.

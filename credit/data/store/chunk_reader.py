@@ -354,9 +354,9 @@ def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None])
 
 
 def _list_overlaps(cells: slice, block_length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield, for each block that overlaps `cells` along an axis, its number and two slices that select the overlap.
+    """Yield each block that overlaps `cells` along an axis, and the overlap.
 
-    The first slice selects the overlap in the block, and the second slice selects the overlap in `cells`.
+    The values are the block's number, the overlap as a slice of the block, and the overlap as a slice of `cells`.
 
     Args:
         cells: consecutive cells of the axis, with a start and a stop.

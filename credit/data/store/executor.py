@@ -82,7 +82,8 @@ def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessCon
 class _PartQueue:
     """Queue of the parts to write, from which each worker gets adjacent parts.
 
-    A chunk of the sources may contain times of two adjacent parts. A worker that writes both parts reads it once.
+    A chunk of the sources may contain times of two adjacent parts. A worker that writes both parts reads this chunk
+    only once.
 
     Args:
         numbers: numbers of the parts, at least one part for each worker.
@@ -233,6 +234,7 @@ def run_on_dask(client: Any, write_part: WritePart, numbers: Sequence[int]) -> I
 def _call_write_part(write_part: WritePart, number: int) -> int:
     """Write a part by calling `write_part`.
 
-    This function exists because an object scattered by dask can be the argument of a task, but not its function.
+    dask can pass a scattered object such as `write_part` to a task only as an argument, not as the task's function.
+    Therefore this function is the function of the task.
     """
     return write_part(number)

@@ -348,8 +348,8 @@ def _describe_written_fields(path: Path, group: zarr.Group, meta: Mapping[str, A
     """Return the entries of the store's description that depend on the written fields.
 
     Returns:
-        ``bad_times``, a mapping from each bad time to the reason; ``gaps``, a list of pairs of the last time before and
-        the first time after a gap; ``content``, the checksum of the store; and ``versions``, a mapping from library to
+        ``bad_times``, a mapping from each bad time to the reason; ``gaps``, a list of pairs (last time before a gap,
+        first time after it); ``content``, the checksum of the store; and ``versions``, a mapping from library to
         version. Times are strings in the format of `Calendar.format`.
     """
     times = group["time"][:]

@@ -58,7 +58,7 @@ class SourceChanges:
     gone: list[str]
 
     def describe_changed_files(self) -> str:
-        """Return a phrase about the files in `changed`: ``since it was written, 2 source files (...) changed``."""
+        """Return a phrase about `changed`, such as ``since it was written, 2 source files (...) changed``."""
         return f"since it was written, {_describe_files(self.changed)} changed"
 
 

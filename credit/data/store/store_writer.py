@@ -226,7 +226,7 @@ def hash_fields(values: np.ndarray, algorithm: str) -> int:
 
 
 def read_bad_times(path: Path) -> dict[int, str]:
-    """Return a mapping from each bad time in the notes of a store, in minutes since 1900, to the reason."""
+    """Return the bad times in the notes of a store, as a mapping from minutes since 1900 to the reason."""
     skipped_times: dict[int, str] = {}
     for file in sorted(build_lock_folder_path(path).glob("*.json")):
         for minutes, reason in json.loads(file.read_text()).items():

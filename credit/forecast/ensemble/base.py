@@ -81,7 +81,7 @@ class InitialPerturbation(ABC):
 
 
 class TendencyPerturbation(ABC):
-    """Base class of perturbations of tendencies: factors on the changes over a step that the network predicts.
+    """Base class of perturbations of tendencies: factors that multiply the change that the network predicts for a step.
 
     The factors are generated for the whole grid. With domain parallelism, each rank uses its part of the factors.
 
@@ -95,7 +95,7 @@ class TendencyPerturbation(ABC):
 
     @abstractmethod
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield the factors on the predicted change of each successive step; the sequence never ends.
+        """Yield, for each successive step, the factors that multiply the predicted change; the sequence never ends.
 
         Args:
             starts: starts of the forecasts of the batch.
@@ -120,8 +120,9 @@ def register_perturbation(
             ``inference.ensemble.perturbation``, or `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
 
     Raises:
-        ConfigError: if another class is registered under `name`, or if the class or its section does not derive from
-            the base class.
+        ConfigError: if another class is registered under `name`, if `section` derives from neither of these two
+            classes, or if the decorated class does not derive from the base class for its section
+            (`InitialPerturbation` or `TendencyPerturbation`).
     """
     # Both kinds of perturbations share one registry; the class of the section distinguishes them.
     if issubclass(section, InitialPerturbationSection):

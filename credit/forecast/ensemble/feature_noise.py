@@ -127,7 +127,7 @@ class FeatureNoise:
 
 
 def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the blocks of a network to whose outputs noise is added: name -> block.
+    """Return the blocks of a network that get noise on their outputs, by name.
 
     Args:
         model: the network. Its blocks are the modules with the attribute ``_fsdp2_shard``.

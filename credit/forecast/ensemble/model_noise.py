@@ -28,8 +28,9 @@ class ModelNoise:
     The noise of a member depends only on the seed, the initial time and the number of the member. The noise of the
     control is 0, which has no effect on the output of the network.
 
-    With pairs (``model_noise.pairs``), the two members of a pair have opposite noise. To first order, the deviations of
-    the two forecasts cancel, so the ensemble mean has a smaller sampling error than the mean of independent members.
+    With ``model_noise.pairs``, the two members of a pair have opposite noise. To first order, their deviations from the
+    forecast without noise cancel. So the ensemble mean has a smaller sampling error than the mean of independent
+    members.
 
     Args:
         conf: config section ``inference.ensemble``.
@@ -44,11 +45,14 @@ class ModelNoise:
         self._first_noisy_member = 1 if conf.control else 0
 
     def __call__(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Condition | None]:
-        """Yield the noise inputs (kind of noise -> noise (B, ...)) of each successive step; the sequence never ends.
+        """Yield the noise inputs of each successive step; the sequence never ends.
 
         Args:
             starts: starts of the B forecasts of the batch.
             device: device of the result.
+
+        Yields:
+            Mapping from kind of noise to the noise (B, ...) of the forecasts.
         """
         # Noise that can be scaled is generated once for a pair and multiplied by the factor of the member. Other noise
         # (dropout seeds) is generated for each member and multiplied by True, or by False for the control.

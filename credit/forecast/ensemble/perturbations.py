@@ -107,7 +107,7 @@ def build_perturbation(
 
 
 def compute_member_lag(conf: EnsembleConfig | None) -> int:
-    """Return the interval in minutes between the analyses of successive members; 0 if the members are not lagged."""
+    """Return the interval in minutes between the analyses of successive members; 0 if all start from one analysis."""
     if conf is None or conf.lagged is None:
         return 0
     return parse_duration(conf.lagged)
@@ -325,7 +325,7 @@ class BredPerturbation(InitialPerturbation):
         return bred_BCHW
 
     def _scale_to_unit_norm(self, change_BCHW: Tensor) -> Tensor:
-        """Return changes (B, C, H, W), each forecast divided by its root mean square over area and channels."""
+        """Divide the changes (B, C, H, W) of each forecast by their root mean square over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
         square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / self._total_area
         if self._domain is not None:

@@ -52,8 +52,8 @@ class BackgroundWriter:
         initial_times: initial times to write, in minutes. Forecasts of a batch with other initial times are not
             written.
         diagnostics: object that computes the written fields from the output; None to write the output itself.
-        raises_in_put: True to raise errors in `put`. Set it to False if several ranks write: all ranks must then raise
-            the error of any rank together, after `raise_pending_error` or `flush`.
+        raises_in_put: True to raise errors in `put`. If several ranks write, set it to False, because all ranks must
+            stop together when one rank has an error. Then only `raise_pending_error` and `flush` raise errors.
 
     Attributes:
         file_lock: lock that the caller must hold while it reads netCDF files, because the netCDF library is not
@@ -87,7 +87,8 @@ class BackgroundWriter:
     def put(self, starts: Sequence[ForecastStart], step: int, output: Tensor) -> None:
         """Queue the output of a step for writing; wait if the disk is slower than the model.
 
-        If `raises_in_put` is False, outputs after an error are dropped, and `raise_pending_error` or `flush` raises it.
+        If `raises_in_put` is False, this method does not raise the error of an earlier step. It drops the outputs after
+        the error, and `raise_pending_error` or `flush` raises the error.
 
         Args:
             starts: starts of the B forecasts of the batch.

@@ -307,7 +307,7 @@ class OutputDiagnostics:
             self.masks[name] = np.logical_or.reduce(input_masks)
 
     def _build_recipe_inputs(self, key: str, roles: Mapping[str, str], order: Sequence[int]) -> dict[str, RecipeInput]:
-        """Return role -> input of a recipe. The first input has the role ``FIELD``, the interpolated field.
+        """Return the inputs of a recipe by role. The first input is the interpolated field, with the role ``FIELD``.
 
         Args:
             key: config key, for messages.

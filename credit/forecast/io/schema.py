@@ -206,7 +206,7 @@ class ForecastSchema:
         return np.where(variable.mask_HW, np.float32(np.nan), values)
 
     def time_names_by_window(self, name: str) -> dict[int, str]:
-        """Return a mapping: window of means and sums in minutes -> name of the time coordinate with its bounds.
+        """Map each window of means and sums, in minutes, to the name of the time coordinate that has its bounds.
 
         If all means and sums have the same window, its bounds belong to the coordinate `name` of the time dimension.
         Otherwise each window gets an additional coordinate, such as ``time_6h``. The coordinate `name` then has no

@@ -202,7 +202,7 @@ def crop_masks(variables: Sequence[OutputVariable], part: FieldPart) -> list[Out
 def find_store_differences(
     group: zarr.Group, schema: ForecastSchema, time_names: TimeDimNames, with_checksums: bool
 ) -> list[str]:
-    """Return the names, for messages, of the properties in which a store differs from the content to write, sorted.
+    """List the properties in which a store differs from the content to write: sorted names for messages.
 
     Args:
         group: the store.
@@ -237,7 +237,7 @@ def find_store_differences(
 
 
 def find_variable_differences(group: zarr.Group, schema: ForecastSchema, variable: OutputVariable) -> list[str]:
-    """Return the names, for messages, of the properties in which a stored variable differs from the one to write.
+    """List the properties in which a stored variable differs from the variable to write: names for messages.
 
     Args:
         group: the store.

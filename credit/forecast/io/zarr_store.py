@@ -67,8 +67,8 @@ class ZarrStore:
         part: part of the fields that this process writes; None for whole fields.
 
     Raises:
-        ConfigError: if the store exists with different content, with chunks that do not fit `part`, or with initial
-            times after a new initial time of this run.
+        ConfigError: if the store exists with different content or with chunks that do not fit `part`, or if a new
+            initial time of this run is before the last initial time in the store.
         CreditError: if the store cannot be written.
     """
 

@@ -15,7 +15,7 @@ from credit.parallel.fsdp2 import set_gradient_sync
 
 @register_objective("deterministic", DeterministicSection)
 class DeterministicRollout(Objective):
-    """Objective with one forecast per sample: its loss is the mean over the rollout steps in `loss_steps`.
+    """Objective with one forecast per sample. Its loss is the mean over the steps in `MicroStep.loss_steps`.
 
     Gradients flow through all steps of the rollout.
     """
@@ -23,7 +23,7 @@ class DeterministicRollout(Objective):
     supports_domain = True
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Collective: return the mean loss over the rollout steps in `loss_steps`; see `Objective.training_loss`."""
+        """Collective: return the mean loss over the steps in `MicroStep.loss_steps`; see `Objective.training_loss`."""
         encoded = self.encode(batch)
         loss_steps = micro_step.loss_steps
         reduce_gradients = micro_step.reduce_gradients

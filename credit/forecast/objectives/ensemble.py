@@ -62,7 +62,7 @@ class _MemberBatch:
 
 @register_objective("ensemble", EnsembleObjectiveSection)
 class EnsembleRollout(Objective):
-    """Objective with several members per sample: its loss is the mean over `loss_steps` of an ensemble loss.
+    """Objective with several members per sample. Its loss is the mean ensemble loss over `MicroStep.loss_steps`.
 
     The members of a sample start from the same state and differ by the noise inside the network. Gradients flow through
     all steps of the rollout.
@@ -203,7 +203,7 @@ class EnsembleRollout(Objective):
         )
 
     def _generate_noise(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
-        """Return an iterator over the noise of each step (kind of noise -> tensor); None without `model.noise`."""
+        """Return an iterator over the noise of each step, by kind of noise; None if ``model.noise`` is not set."""
         if self.context.noise is None:
             return None
         return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)

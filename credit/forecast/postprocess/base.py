@@ -69,8 +69,8 @@ class Postprocess:
         section: config section of the entry.
 
     Attributes:
-        corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
-            earlier entries are not enforced again on these channels.
+        corrected_channels: indices of the output channels that this entry corrects. After the conversion to physical
+            units, the bounds of earlier entries are not enforced again on these channels.
         supports_domain: True if the class supports domain parallelism (`PostprocessContext.domain`). With domain
             parallelism, a class without this support is an error. A subclass does not inherit the attribute, and must
             declare it again.
@@ -179,7 +179,7 @@ class PostprocessChain:
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Return a decoded output (B, C, H, W), in physical units, limited to the bounds of all entries."""
+        """Return an output (B, C, H, W) in physical units, limited to the bounds of all entries."""
         for entry in self._entries:
             output_BCHW = entry.limit_physical(output_BCHW)
         return output_BCHW
@@ -235,8 +235,8 @@ def add_clamps_for_data_bounds(
 ) -> dict[str, PostprocessSection]:
     """Return the entries plus a clamp for each output variable with bounds in ``data.variable_options``.
 
-    These clamps are placed before all entries. If there is a hyperdiffusion, they are placed directly after it, because
-    hyperdiffusion may move values out of bounds.
+    These clamps are placed directly after the hyperdiffusion, because it may move values out of bounds. If there is no
+    hyperdiffusion, they are placed before all entries.
 
     Args:
         entries: config key -> section, in order.

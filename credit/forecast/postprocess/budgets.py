@@ -62,7 +62,7 @@ class ColumnIntegrator:
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
-        """Return the area-weighted global mean of each field (B, H, W), (B,) float64, in the units of the field.
+        """Return the area-weighted global mean of each of B fields: (B,) float64, in the units of the fields.
 
         With domain parallelism, this method is a collective.
         """

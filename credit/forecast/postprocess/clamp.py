@@ -130,7 +130,9 @@ class Clamp(Postprocess):
         self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Merge this clamp with the next entry, if the next entry is a clamp with the same later corrections.
+        """Merge this clamp with the next entry, if that entry is also a clamp.
+
+        For both clamps, `set_corrected_later` must have set the same channels.
 
         Returns:
             This clamp, with the tighter bounds of both clamps; None if the entries cannot be merged.

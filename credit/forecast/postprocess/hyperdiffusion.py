@@ -156,10 +156,13 @@ class WaveFilter:
         return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)
 
     def _damp_meridionally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields (B, C, H, W') with short waves along meridians (great circles) damped.
+        """Return fields with short waves along meridians damped; a meridian and its opposite form a great circle.
 
         Args:
-            x_BCHW: all rows of W' columns; the second half of the columns is opposite to the first half.
+            x_BCHW: all H rows of some columns; the second half of the columns is opposite to the first half.
+
+        Returns:
+            Fields with the shape of `x_BCHW`.
         """
         num_rows, num_columns = x_BCHW.shape[2:]
         # The opposite column is half of the columns away; along the great circle, its rows are in reverse order.
@@ -173,10 +176,13 @@ class WaveFilter:
         return torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
 
     def _damp_zonally(self, x_BCHW: Tensor) -> Tensor:
-        """Return fields (B, C, H', W) with short waves along latitude circles damped.
+        """Return fields with short waves along latitude circles damped.
 
         Args:
-            x_BCHW: all columns of the H' rows that this rank damps.
+            x_BCHW: all W columns of the rows that this rank damps.
+
+        Returns:
+            Fields with the shape of `x_BCHW`.
         """
         # The factors differ from row to row.
         zonal_waves = torch.fft.rfft(x_BCHW, dim=3) * self._zonal_factor

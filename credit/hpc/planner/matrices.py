@@ -25,9 +25,9 @@ class MuonMatrix:
         elements: number of elements of the whole matrix.
         element_bytes: bytes of an element.
         flops: floating-point operations of an update.
-        split_axis: name of the mesh axis that divides the matrix last: ``tp`` for tensor parallelism, ``shard`` for
-            FSDP2 over all ranks of a replica, ``dp`` or ``dp_domain`` for FSDP2 over only these axes. Empty if no axis
-            divides the matrix.
+        split_axis: name of the last axis of the matrix's device mesh. The name is ``tp`` for tensor parallelism,
+            ``shard`` for FSDP2 over all ranks of a replica, ``dp`` or ``dp_domain`` for FSDP2 over only these axes, and
+            empty for a matrix that is not divided.
         output_dim: dimension of the weight whose length is the number of outputs of the layer.
     """
 
@@ -146,7 +146,7 @@ def bound_update_bytes(matrices: Sequence[MuonMatrix], degrees: ParallelDims) ->
 
 
 def _divide_work(matrices: Sequence[MuonMatrix], degrees: ParallelDims) -> Iterator[tuple[list[MuonMatrix], list[int]]]:
-    """Yield (matrices of a bucket, owner of each matrix) for all divided matrices; an owner is a number of a rank.
+    """Yield (matrices of a bucket, owner of each matrix) for all divided matrices; an owner is a rank number.
 
     Matrices on different meshes, or with different output dimensions, are in different buckets.
 

@@ -57,8 +57,8 @@ class Plan:
 def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     """Return the plan of a run on `world` GPUs.
 
-    Degrees of domain and tensor parallelism are tried in ascending order, until a degree is slower than the previous
-    degree.
+    Degrees of domain and tensor parallelism are tried in ascending order. The search stops when the best mesh of a
+    degree has fewer samples per second than the best mesh of the previous degree.
 
     Args:
         run: settings of the run, and the builder of its training step.

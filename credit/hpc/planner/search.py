@@ -38,10 +38,10 @@ class MeshSearch:
         self.domain_refusal: str | None = None
 
     def list_meshes(self) -> list[MeshPlan]:
-        """Return plans of meshes in the order of the number of ranks that share a sample.
+        """Return plans of meshes, sorted by the number of ranks that share a sample.
 
-        The search stops after a number of ranks that is slower than the previous number: its best mesh has fewer
-        samples per second. The ranks that share a sample are on one node, unless no mesh of this kind is usable.
+        The search stops when the best mesh for a number of ranks has fewer samples per second than the best mesh for
+        the previous number. The ranks that share a sample are on one node, unless no mesh of this kind is usable.
 
         Raises:
             ConfigError: if the network cannot be built or sharded.
@@ -77,8 +77,8 @@ class MeshSearch:
     def _search_divisions(self, num_ranks: int) -> Iterator[MeshPlan]:
         """Yield plans of meshes in which `num_ranks` ranks share a sample with domain and tensor parallelism.
 
-        The first meshes use only domain parallelism. The degree of tensor parallelism is raised until a degree is
-        slower than the previous degree.
+        The first meshes use only domain parallelism. The degree of tensor parallelism is then raised, until the best
+        mesh of a degree has fewer samples per second than the best mesh of the previous degree.
 
         Args:
             num_ranks: number of ranks that share a sample, domain x tensor.

@@ -353,7 +353,7 @@ def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: tor
 
 
 def _tensors_by_storage(tree: Any) -> dict[int, Tensor]:
-    """Return key of the storage -> tensor for all tensors in nested containers; DTensors become local parts."""
+    """Return the tensors in nested containers, by the key of their storage; DTensors are replaced with local parts."""
     tensors = [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
 

@@ -3,8 +3,8 @@
 FSDP2's gathers and reductions are computed from the sharding units. The sums of power iterations are computed from the
 spectrally normalised weights. `credit.hpc.planner.trace` counts the sums of tensor parallelism.
 
-The name `collectives` is a mapping: `Collective` -> number of its calls in an optimizer step, on one rank. The argument
-`degrees` is the number of ranks along each axis of the mesh.
+An argument `collectives` maps each `Collective` to the number of its calls in an optimizer step, on one rank. An
+argument `degrees` is the number of ranks along each axis of the mesh.
 """
 
 from __future__ import annotations

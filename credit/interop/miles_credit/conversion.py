@@ -38,11 +38,11 @@ class Conversion:
     Attributes:
         yaml_text: converted config as YAML.
         report: result of the conversion of every key.
-        generation: generation of the original config: 1, or 2 for the nested schema with ``data.source``.
+        generation: schema of the original config: 2 for the nested schema with ``data.source``, otherwise 1.
         published_files: "mean", "std" and "static" -> path of the published file, if the original config contains it.
         published_names: variable of this package -> its name in these files.
-        static_is_normalised: True if static fields are used without normalisation, even if the files have statistics of
-            them.
+        static_is_normalised: True if the static fields in the published file are already normalised and must be used
+            unchanged, even if the files of statistics contain them.
     """
 
     yaml_text: str
@@ -134,7 +134,7 @@ def _write_top_level_keys(config: MilesConfig, draft: ConfigDraft, origin: str) 
 
 
 def _convert_sections(config: MilesConfig, draft: ConfigDraft) -> tuple[DataParts, dict[str, str]]:
-    """Convert all sections into the draft; return the parts of the data section, and the paths of published files."""
+    """Convert all sections and write them into the draft; return the data section's parts and the published files."""
     if config.generation == 1:
         parts = convert_data_1(config, draft)
     else:

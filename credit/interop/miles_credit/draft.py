@@ -23,7 +23,8 @@ class ConfigDraft:
     def set(self, key: str, value: Any, comment: str = "") -> None:
         """Set the value of a dotted key; missing sections are added.
 
-        Names of variables may contain dots, so a key below `data.variable_options` has exactly four parts.
+        Each dot separates a section from a key in it. Names of variables may contain dots, so options of variables are
+        set with `set_option`.
         """
         *sections, name = key.split(".")
         node = self.values

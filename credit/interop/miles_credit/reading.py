@@ -75,7 +75,7 @@ class MilesConfig:
         return int(number)
 
     def get_flag(self, key: str, default: bool) -> bool:
-        """Return the truth value of a dotted key in Python; `default` if the file does not have the key."""
+        """Return ``bool(value)`` for the value of a dotted key; `default` if the file does not have the key."""
         return bool(self.get(key, default))
 
     def get_names(self, key: str) -> list[str]:
@@ -95,7 +95,10 @@ class MilesConfig:
         return [str(name) for name in value]
 
     def get_section(self, key: str) -> Mapping[str, Any]:
-        """Return a section and record that it was read; an empty dict for a missing key or null."""
+        """Return a section and record that it was read; an empty dict for a missing key or null.
+
+        Any other value is recorded as refused, and an empty dict is returned.
+        """
         value = self.get(key)
         if value is None:
             return {}
@@ -112,14 +115,14 @@ class MilesConfig:
         return node if isinstance(node, Mapping) else {}
 
     def is_read(self, key: str) -> bool:
-        """Return True if a key was read, or a section that contains the key."""
+        """Return True if `get` or `get_section` has read a key or a section that contains the key."""
         parts = key.split(".")
         prefixes = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
         return any(prefix in self.read_keys for prefix in prefixes)
 
 
 def to_number(value: Any) -> float | None:
-    """Convert a number, or a string with a number, to a number; return None for other values."""
+    """Return a number, or the number in a string such as ``"1e-3"``; return None for any other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):

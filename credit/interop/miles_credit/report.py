@@ -93,7 +93,7 @@ class ConversionReport:
         return "\n".join(lines)
 
     def describe_derived(self) -> str:
-        """Return a text with one line for each derived value that the user should check; approximations come last."""
+        """Return a text with one line for each derived value that the user should check, approximate values last."""
         lines = []
         approximations = []
         for key in self.keys_with(Disposition.DERIVED):
@@ -134,7 +134,7 @@ class ConversionReport:
         return "\n".join(lines) + "\n"
 
     def count(self) -> Mapping[str, int]:
-        """Return name of a disposition -> number of keys with this disposition."""
+        """Return the number of keys for each result of a conversion (mapped, derived, ignored or refused)."""
         return {disposition.value: len(self.keys_with(disposition)) for disposition in Disposition}
 
 

@@ -33,13 +33,13 @@ def choose_refinements(grid: LatLonGrid) -> int:
 
 
 def list_grid_coordinates(grid: LatLonGrid) -> tuple[np.ndarray, np.ndarray]:
-    """Return latitude and longitude in radians, both (G,), of the grid points, row by row."""
+    """Return the latitudes (G,) and the longitudes (G,) of the grid points in radians, row by row."""
     lat, lon = np.meshgrid(np.deg2rad(grid.lat), np.deg2rad(grid.lon), indexing="ij")
     return lat.ravel(), lon.ravel()
 
 
 def find_mesh_coordinates(nodes_N3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return latitude and longitude in radians, both (N,), of the mesh nodes; no node is at a pole."""
+    """Return the latitudes (N,) and the longitudes (N,) of the mesh nodes in radians; no node is at a pole."""
     return np.arcsin(nodes_N3[:, 2]), np.arctan2(nodes_N3[:, 1], nodes_N3[:, 0])
 
 
@@ -49,9 +49,10 @@ def to_unit_vectors(lat: np.ndarray, lon: np.ndarray) -> np.ndarray:
 
 
 def connect_grid_to_mesh(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
-    """Return an edge (grid point, mesh node) for every pair closer than 0.6 times the longest mesh edge, (E, 2).
+    """Return the edges from grid points to mesh nodes, (E, 2), as (grid point, mesh node).
 
-    Distances are chords of the unit sphere.
+    A grid point and a mesh node have an edge if their distance is less than 0.6 times the longest mesh edge. Distances
+    are chords of the unit sphere.
 
     Args:
         grid_G3: unit vectors of the grid points.
@@ -63,7 +64,7 @@ def connect_grid_to_mesh(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarr
 
 
 def connect_mesh_to_grid(grid_G3: np.ndarray, mesh: IcosahedralMesh) -> np.ndarray:
-    """Return the edges from mesh nodes to grid points, (3G, 2), each as (mesh node, grid point).
+    """Return the edges from mesh nodes to grid points, (3G, 2), as (mesh node, grid point).
 
     A grid point has three edges, from the corners of the mesh face that contains the point.
 

@@ -70,7 +70,7 @@ class RowSelection(NamedTuple):
         return rows.view(x_BNC.shape[0], -1, x_BNC.shape[-1])
 
     def sum_by_row(self, x_BLC: Tensor) -> Tensor:
-        """Return, for each row of the tensor, the sum of the values at all positions of the row, (B, N rows, C).
+        """Add the values at all positions that select the same row, and return the sum of each row, (B, N rows, C).
 
         This is the adjoint of `gather`. The selection must come from ``repeat(B)``.
         """
@@ -91,10 +91,10 @@ class EdgeIndex(NamedTuple):
 
     @classmethod
     def build(cls, edges_E2: np.ndarray, num_senders: int, num_receivers: int) -> EdgeIndex:
-        """Return the index of edges that `sort_edges` has sorted, on the CPU.
+        """Return the index of sorted edges, on the CPU.
 
         Args:
-            edges_E2: edges as (sender, receiver).
+            edges_E2: edges as (sender, receiver), sorted by `sort_edges`.
             num_senders: number of nodes that may send.
             num_receivers: number of nodes that may receive.
         """

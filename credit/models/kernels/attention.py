@@ -51,7 +51,7 @@ def attention_with_changed_weights(
     Args:
         qkv_3NhLd: (3, N windows, h heads, L positions, d channels) queries, keys and values.
         bias_LL: (L, L) additive bias of query position i and key position j, the same for all windows and heads.
-        change_weights: function that returns changed attention weights (N, h, L, L), such as dropout.
+        change_weights: function of the attention weights (N, h, L, L) that returns changed weights, such as dropout.
 
     Returns:
         Attention output (N, h, L, d), in the dtype of `qkv_3NhLd`.
@@ -63,7 +63,9 @@ def attention_with_changed_weights(
 
 
 def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
-    """CPU kernel of `attention` without dropout, with matrix products in float32 or float64, like attention in torch.
+    """CPU kernel of `attention` without dropout.
+
+    Matrix products are computed in float32 or float64, as in the attention of torch.
 
     On a CPU, torch 2.13 has no fused attention with a gradient of the bias. Instead it uses operators that make scaled
     copies of queries and keys, and save these copies for the backward pass.

@@ -25,7 +25,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context that turns autocast off on the device of `x`, so that operators use the dtypes of tensors."""
+    """Return a context that turns autocast off on the device of `x`, so operators keep the dtypes of their inputs."""
     if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)

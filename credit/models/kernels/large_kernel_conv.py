@@ -3,11 +3,16 @@
 WXFormer has a convolution from 80 to 4 channels with kernels of 32 x 32 cells and stride 2. In the plain formulation,
 this convolution takes more time than any other operation of WXFormer, because it has few output channels.
 
-The kernel of this module divides the field into patches of stride x stride cells. A convolution kernel of k x k cells
-then reads k / stride patches (taps) along rows and k / stride along columns. A convolution along rows alone, with a
-kernel of k / stride x 1 patches, computes the products of all column taps as separate output channels. The result of
-column tap t for output column j is in column j + t, and output column j is the sum over t. So the module computes the
-same sums as the plain formulation in a different order, with larger matrix products.
+The functions of this module divide the field into patches of stride x stride cells. A convolution kernel of k x k cells
+then covers k / stride rows of patches (row taps) and k / stride columns of patches (column taps). The convolution has
+two steps:
+
+1. A convolution over rows, with kernels of k / stride x 1 patches, multiplies each column of patches by the weights of
+   all column taps. The products of each column tap are separate output channels.
+2. Output column j is a sum over the column taps: the product of tap t is taken from column j + t.
+
+The result consists of the same sums as in the plain formulation, computed in a different order with larger matrix
+products.
 
 Shape suffixes: B batch, C channels, H and W rows and columns (of cells in a field, otherwise of patches), K channels of
 a patch (stride * stride * C), N patches of one sample.
@@ -47,7 +52,7 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
 
 
 def compute_halo(kernel: int, stride: int) -> tuple[int, int]:
-    """Return the numbers of cells that a kernel reads (before, after) the `stride` cells on which it is centred.
+    """Return the numbers of cells that a kernel reads before and after the `stride` cells on which it is centred.
 
     Args:
         kernel: edge of the kernel in cells.

@@ -98,7 +98,7 @@ class OutputWindow:
     def phase_slices(self, phase: int) -> tuple[slice, slice]:
         """Return the slice of the needed output rows of one phase, and the slice of the positions of these rows.
 
-        Row 0 is `start`, and position 0 is `first_position`.
+        The row indices count from `start`, and the position indices count from `first_position`.
 
         Args:
             phase: 0 for even output rows, 1 for odd rows.
@@ -125,9 +125,9 @@ def find_output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow,
 def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
     """Return True if the merged convolution is exact and needs fewer products than the two layers.
 
-    The products that merge the kernels are included. The merged convolution is not exact at the edge of the field: the
-    second layer reads zeros beyond the edge, but the merged convolution reads values that the first layer would compute
-    there. So every margin must be at least 1.
+    The number of products includes those that merge the kernels. The merged convolution is not exact at the edge of the
+    field: the second layer reads zeros beyond the edge, but the merged convolution reads values that the first layer
+    would compute there. So every margin must be at least 1.
 
     Args:
         x_BCHW: input of the head.
@@ -212,7 +212,7 @@ def merge_kernels(
 
 
 class _Interleave(torch.autograd.Function):
-    """Autograd function that interleaves the four phases of the merged convolution to rows and columns.
+    """Autograd function that interleaves the four phases of the merged convolution into rows and columns.
 
     The phases are groups of channels. The forward pass returns (B, C / 4, needed rows, needed columns).
     """

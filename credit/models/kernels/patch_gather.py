@@ -64,10 +64,11 @@ class PatchGrid:
         return (self.largest_kernel - kernel) // 2 // self.stride
 
     def gather_index(self, device: torch.device) -> Tensor:
-        """Return, for each cell of each patch, the number (row * W + column) of the field cell to copy.
+        """Return the number of the field cell to copy into each cell of each patch.
 
-        The result is one-dimensional, int32, and ordered (row of patches, column of patches, row in the patch, column
-        in the patch). For cells outside of the padded field, the number is 0, and `unfold` sets these cells to zero.
+        The number of a field cell is row * W + column. For cells outside of the padded field, the number is 0, and
+        `unfold` sets these cells to zero. The result is one-dimensional, int32, and ordered (row of patches, column of
+        patches, row in the patch, column in the patch).
         """
         H, W = self.field_shape
         cell_numbers = torch.arange(H * W, dtype=torch.int32, device=device).view(1, 1, H, W)
@@ -98,7 +99,7 @@ class PatchGrid:
         return self._zero_outside_and_flip_signs_(cells.view(B, *self.shape, -1), C)
 
     def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
-        """Return, for each cell of the field, the sum over its copies in the patches, (B, H, W, C).
+        """Add all copies of each field cell in the patches, and return the sums (B, H, W, C).
 
         This is the transpose of `unfold`.
 
@@ -154,9 +155,9 @@ class PatchGrid:
         return patches_BHWK
 
     def _locate_lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
-        """Yield (slice of patches, line in the patch) pairs that together cover the cell lines `start` to `stop` - 1.
+        """Yield pairs that together select the lines of cells from `start` to `stop` - 1. A line is a row or a column.
 
-        A line is a row or a column.
+        A pair (patches, line) selects the line with this index in each patch of the slice `patches`.
         """
         for line in range(self.stride):
             # Line `line` of patch p is row p * stride + line. `-(-a // b)` is a / b, rounded up.

@@ -57,7 +57,7 @@ class CrossScaleEmbedding(nn.Module):
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Number of cells (before, after) the stride x stride cells of a token that the largest kernel reads."""
+        """Numbers of cells that the largest kernel reads before and after the stride x stride cells of a token."""
         return compute_halo(max(conv.kernel_size[0] for conv in self.convs), self.stride)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:

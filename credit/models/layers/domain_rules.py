@@ -1,4 +1,4 @@
-"""Domain-parallelism rules of the layers in this package: they let a layer compute the part of a field on each rank.
+"""Domain-parallelism rules of the layers in this package. A rule lets each rank compute its part of a layer's output.
 
 `credit.parallel.domain.rules` describes the protocol of rules. Shape suffixes: B batch, C channels, H and W rows and
 columns.
@@ -173,7 +173,7 @@ def _find_margins(outputs: range, inputs: range) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LongAttentionRule(DomainRule):
-    """Rule of long attention, in windows of cells with a distance of H / window rows and W / window columns.
+    """Rule of long attention. The cells of a window are H / window rows and W / window columns apart.
 
     The ranks exchange tokens so that each rank has complete windows. After the layer, they send the results back.
 

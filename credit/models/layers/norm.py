@@ -25,7 +25,7 @@ class Conditions(NamedTuple):
         vector_BK: (B, K) vector for each sample, such as global noise or lead time.
         cells_BHWK: (B, H, W, K) vector for each cell at the resolution of the block, such as cell noise.
         dropout_seeds_BM: (B, M) int64 seeds of the dropout masks of each sample, one for each of the M values of
-            ``memory`` of the noise, see `credit.models.layers.seeded_dropout`.
+            ``memory`` in the config of the noise, see `credit.models.layers.seeded_dropout`.
     """
 
     vector_BK: Tensor | None = None

@@ -174,7 +174,7 @@ def compute_stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
 
 
 def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-    """Return the smallest m for which the windows of all stages fit if the padded size is a multiple of m.
+    """Return the smallest m such that the windows of all stages fit a padded size that is a multiple of m.
 
     Args:
         strides: stride of the embedding of each stage.
@@ -191,7 +191,7 @@ def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) ->
 def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
     """Return the smallest pads (first side, second side) that make the padded size a multiple of `multiple`.
 
-    Each side gets at least half a cell of the coarsest stage, so that the field has a distance from the edge of the
+    Each side gets at least half a cell of the coarsest stage, so that the field does not reach the edge of the
     padded field. The published 6 h model and the 1 degree starter config have the padding of this rule.
 
     Args:

@@ -48,7 +48,7 @@ class SpectralNorm(nn.Module):
 
     Args:
         weight: the weight to normalise; only its shape and device are read.
-        out_dim: dimension of the weight that is the outputs: 1 for transposed convolutions, otherwise 0.
+        out_dim: dimension of the weight that corresponds to the outputs: 1 for transposed convolutions, otherwise 0.
     """
 
     def __init__(self, weight: Tensor, out_dim: int) -> None:
@@ -69,7 +69,7 @@ class SpectralNorm(nn.Module):
         return weight.flatten(1).float()
 
     def _reshape_to_weight(self, matrix: Tensor, weight: Tensor) -> Tensor:
-        """Return `matrix`, a result of the method `matrix`, in the shape and the dtype of `weight`."""
+        """Return a result of the method `matrix` in the shape and the dtype of `weight`."""
         if not self.out_dim:
             return matrix.view(weight.shape).to(weight.dtype)
         transposed_shape = weight.transpose(0, self.out_dim).shape
@@ -97,7 +97,7 @@ class SpectralNorm(nn.Module):
         install_batched_normalization(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the buffers u and v of a complete initial `weight`: power iterations that start from a random u."""
+        """Return the buffers u and v of a complete initial `weight`, by power iterations from a random u."""
         matrix = self.matrix(weight)
         (u,) = normalize_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
         for _ in range(INITIAL_ITERATIONS):
@@ -151,7 +151,7 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
 
 
 def find_spectral_norms(module: nn.Module) -> dict[SpectralNorm, Chain]:
-    """Return spectral norm -> all parametrizations of its weight, for each normalised weight in `module`."""
+    """Return the spectral norms in `module` as keys, each with all parametrizations of its weight as the value."""
     # Walking through the modules with `named_modules` would take longer than all uses of the result in a training step.
     chains: dict[SpectralNorm, Chain] = {}
     stack: list[nn.Module | None] = [module]
@@ -168,7 +168,7 @@ def find_spectral_norms(module: nn.Module) -> dict[SpectralNorm, Chain]:
 
 
 def find_singular_vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Return name in the state dict -> buffer, for the buffers u and v of all normalised weights, without a copy."""
+    """Return the buffers u and v of all normalised weights by their names in the state dict, without copying them."""
     vectors = {}
     for name, module in model.named_modules():
         if isinstance(module, SpectralNorm):
@@ -183,10 +183,10 @@ def is_trainable(chain: Chain) -> bool:
 
 @torch.no_grad()
 def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
-    """Collective: update u and v of every trainable weight in place by power iterations; each begins with v.
+    """Collective: update u and v of every trainable weight in place by power iterations.
 
     Call this function once per optimizer step, before the first forward pass of the step. Call it with more iterations
-    after weights have been replaced. Instead of gathering sharded weights, each iteration needs two all-reduces.
+    after weights have been replaced. An iteration updates v, then u. Sharded weights need two all-reduces, no gather.
 
     Args:
         model: the model; all ranks of its device meshes must make this call.
@@ -248,9 +248,9 @@ class _MatrixShard:
     def add_adapters(
         self, product: Tensor, vector: Tensor, gathered: Mapping[Tensor, Tensor], transposed: bool
     ) -> Tensor:
-        """Return `product` (of the weight matrix and `vector`) plus the product of the adapters and `vector`.
+        """Add the product of the adapters and `vector` to `product`, the product of the weight matrix and `vector`.
 
-        `gathered` maps the tensors of `list_adapter_tensors` to gathered tensors. `transposed`: transpose all matrices.
+        `gathered` maps the tensors of `list_adapter_tensors` to whole tensors. `transposed` transposes all matrices.
         """
         adapters = _list_adapters(self.chain)
         if not adapters:

@@ -130,7 +130,7 @@ def _convert_attention_tensor(
 
 
 def _convert_module_path(path: str) -> str | None:
-    """Return the path in this package of the module with the path `path` in the reference; None if it is unknown."""
+    """Convert the path of a module in the reference to its path in this package; None if the path is unknown."""
     # Residual branch of the down-sampling or up-sampling.
     if match := re.fullmatch(r"u_transformer\.(down|up)\.b\.(\d+)", path):
         block, index = match.groups()

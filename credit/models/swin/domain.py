@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 class ShiftedWindowRule(DomainRule):
     """Rule of attention in shifted windows: the ranks exchange tokens so that each rank has complete windows.
 
-    The rolled grid is the grid of tokens moved by the shift. Each rank computes the windows of the rolled grid in the
-    rows and columns of the rank.
+    The rolled grid is the grid of tokens moved by the shift. Each rank computes the windows of the rolled grid that
+    lie in its rows and columns.
 
     Attributes:
         division: division of the tokens among ranks; the bounds of the parts are multiples of the window.
@@ -99,7 +99,7 @@ class PeriodicNeighbourRule(NeighbourRule):
         layer.wrap = NO_PADDING
 
     def find_cells_and_zeros(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of a part of the input of the layer, with `ZERO` for rows beyond the first and last row.
+        """Return the cells of a part of the layer's input. Rows beyond the first and last row of the field are `ZERO`.
 
         Args:
             part: rows and columns of the input; they may be outside of the field.

@@ -133,7 +133,7 @@ def _build_padding(spec: ModelSpec, section: SwinSection, multiple: int) -> Sphe
 
 
 def _require_whole_windows(axis: str, size: int, pads: tuple[int, int], section: SwinSection, window: int) -> None:
-    """Raise ConfigError if windows do not divide the padded grid or if columns are padded, for ``edges: sphere``.
+    """Check, for ``model.edges: sphere``, that windows divide the padded grid and that no columns are padded.
 
     Args:
         axis: `lat` or `lon`.

@@ -143,7 +143,7 @@ def _find_default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[
 
 
 def _convert_module_path(path: str) -> str | None:
-    """Return the path in this package of the module with the path `path` in the reference; None if it is unknown."""
+    """Convert the path of a module in the reference to its path in this package; None if the path is unknown."""
     # Embedding of a stage. Newer states have the convolution at index 1 of a sequence of layers.
     if match := re.fullmatch(r"layers\.(\d+)\.0\.convs\.(\d+)(?:\.1)?", path):
         stage, conv = match.groups()

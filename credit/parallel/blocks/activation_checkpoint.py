@@ -105,10 +105,11 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
 
 
 def _build_selective_contexts(block: nn.Module) -> _Contexts:
-    """Return contexts of the first pass and the recomputation that save only the results of `_SAVED_OPERATIONS`.
+    """Return a context for the first pass of a block and a context for the recomputation.
 
-    If the block contains sharding units, the contexts do nothing, and the whole block is recomputed. The reason is that
-    inner units gather their weights with different operations in the two passes, so torch cannot match the results.
+    With these contexts, only the results of `_SAVED_OPERATIONS` are saved; other results are recomputed. If the block
+    contains sharding units, the contexts do nothing, and the whole block is recomputed. The reason is that inner units
+    gather their weights with different operations in the two passes, so torch cannot match the results.
     """
     has_inner_units = any(isinstance(module, FSDPModule) for module in block.modules() if module is not block)
     if has_inner_units:
@@ -117,7 +118,7 @@ def _build_selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return the policy for the result of the operation `op`: save or recompute; torch calls this per operation."""
+    """Return the policy for the result of an operation: save or recompute. torch calls this for each operation."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE
@@ -127,7 +128,7 @@ def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
 def _build_replay_contexts(
     normalized_weights: list[NormalizedWeight], other_contexts: Callable[[], _Contexts] | None
 ) -> _Contexts:
-    """Return contexts that record torch's spectral norm in the first pass and replay it in the recomputation.
+    """Return two contexts: one records torch's spectral norm in the first pass, the other replays it when recomputing.
 
     Args:
         normalized_weights: weights of the block that torch's spectral norm normalizes.

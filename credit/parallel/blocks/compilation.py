@@ -1,4 +1,4 @@
-"""Replacement of DTensors by plain tensors in compiled blocks whose weights tensor parallelism has split."""
+"""Hooks that replace DTensors with plain tensors in compiled blocks, for models with tensor parallelism."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn
     """
 
     def set_local_tensors(block: nn.Module, args: tuple) -> None:
-        """Forward pre-hook: hide each DTensor with an attribute that is this rank's part as a plain tensor."""
+        """Forward pre-hook: hide each DTensor behind an attribute of its name, this rank's part as a plain tensor."""
         for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
             # An instance attribute hides the parameter of the same name. The parameter stays registered in the module.

@@ -17,9 +17,9 @@ from credit.errors import ConfigError
 class AxisDivision:
     """Division of the cells along one axis (rows or columns) into consecutive parts.
 
-    If there are more parts than windows, some parts have no cells. Layers need at least one cell, so the rank of an
-    empty part computes a copy of a neighbour's cells, and its results are discarded. Only for empty parts, the ranges
-    `owned` and `held` differ.
+    The cells form windows of equal length, which are never cut. If there are more parts than windows, some parts have
+    no cells. Layers need at least one cell, so the rank of an empty part computes a copy of a neighbour's cells, and
+    its results are discarded. Only for empty parts, the ranges `owned` and `held` differ.
 
     Attributes:
         size: number of cells along the axis.

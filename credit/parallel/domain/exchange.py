@@ -168,7 +168,7 @@ class CellExchange:
         return y_BHWC
 
     def move_gradient(self, gradient_BHWC: Tensor) -> Tensor:
-        """Collective: return the gradient of the held cells (B, H, W, C) for the gradient of the needed cells."""
+        """Collective: return the gradient of the held cells (B, H, W, C), given the gradient of the needed cells."""
         batch, channels = gradient_BHWC.shape[0], gradient_BHWC.shape[3]
         self._move_routes(gradient_BHWC.device)
         gradient_BHWC = gradient_BHWC.contiguous()
@@ -226,7 +226,7 @@ class CellExchange:
         self._device = device
 
     def _copies_everything(self) -> bool:
-        """Return True if the needed cells of this rank are its held cells, in the same order."""
+        """Return True if this rank needs exactly the cells that it holds, in the same order."""
         if self.input_shape != self.output_shape or len(self._copies) != 1:
             return False
         all_cells = (slice(0, self.input_shape[0]), slice(0, self.input_shape[1]))

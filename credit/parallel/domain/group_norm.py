@@ -1,4 +1,4 @@
-"""Group norm of a field that is divided among ranks; mean and variance are those of the whole field.
+"""Group norm of a field that is divided among ranks. The norm uses the mean and the variance of the whole field.
 
 Shape suffixes: B batch, C channels, G groups, H and W rows and columns, R ranks.
 """
@@ -154,7 +154,7 @@ def _sum_groups(x: Tensor, num_groups: int) -> Tensor:
 
 
 def _repeat_for_channels(x_BG: Tensor, weight_C: Tensor) -> Tensor:
-    """Repeat the values (B, G) of groups for each of their channels, (B, C)."""
+    """Repeat the value of each group (B, G) for all channels of the group, and return the values (B, C)."""
     return x_BG.repeat_interleave(len(weight_C) // x_BG.shape[1], dim=1)
 
 

@@ -39,8 +39,8 @@ class Reach:
     """Range of input cells that a layer reads for its output cells; it is the same along rows and columns.
 
     Attributes:
-        before: number of input cells that the layer reads before the cells at the position of its output.
-        after: number of input cells that the layer reads after the cells at the position of its output.
+        before: number of additional input cells that the layer reads before those at the position of its output cells.
+        after: number of additional input cells that the layer reads after those at the position of its output cells.
         stride: number of input cells per output cell, for a layer that reduces the resolution.
         factor: number of output cells per input cell, for a layer that increases the resolution.
     """
@@ -96,7 +96,9 @@ class NeighbourRule(DomainRule):
         return self.source.shape
 
     def find_cells(self, part: FieldPart) -> list[Cells]:
-        """Return the cells of the source division that form a part of the layer's input, as blocks of rows.
+        """Return the cells that form a part of the layer's input, as blocks of rows.
+
+        Rows and columns of the cells are indices in the field that `source` divides.
 
         Args:
             part: rows and columns of the layer's input; all of them are inside the field.

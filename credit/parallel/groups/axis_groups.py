@@ -33,7 +33,9 @@ def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int], timeout_min
 
 
 def merge_mesh_axes(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
-    """Merge all axes of a mesh into one axis, and return the mesh; the first call for these axes is a collective.
+    """Return a mesh of the same ranks in which all axes are merged into one axis.
+
+    The first call for these axes is a collective.
 
     Args:
         mesh: mesh with named axes; it may be part of a larger mesh.

@@ -2,8 +2,8 @@
 
 Rank 0 receives from the ranks 1, 2, 4, 8 and so on, and rank 4 receives from the ranks 5 and 6. Each rank except 0
 sends to one rank. With N ranks, a rank therefore communicates with at most log2(N) ranks (rounded up). In contrast,
-torch's object collectives pad all objects to the size of the largest, and send all N objects to each rank. Neighbouring
-ranks are on the same host, so the lower half of the tree needs no network.
+torch's object collectives pad all objects to the size of the largest, and send all N objects to each rank. Most
+messages of the tree are between neighbouring ranks. These are on the same host, so their messages need no network.
 
 Messages are point-to-point. gloo connects two ranks at their first message (see `credit.parallel.process_info`), so a
 tree also needs few connections.
@@ -38,7 +38,11 @@ class RankTree:
 
     @classmethod
     def of_ranks(cls, ranks: dist.ProcessGroup | range | None = None) -> RankTree:
-        """Build the tree of the ranks of a process group, of a range of ranks, or (None) of all ranks of the run."""
+        """Build a tree of some ranks.
+
+        Args:
+            ranks: a process group, or a range of ranks; None for all ranks of the run.
+        """
         if isinstance(ranks, range):
             return cls(None, ranks, ranks.index(dist.get_rank()))
         group = ranks

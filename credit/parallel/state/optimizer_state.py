@@ -261,10 +261,10 @@ def _has_params(group: Any) -> bool:
 
 
 def _build_outline(value: Any) -> Any:
-    """Return `value` with each tensor replaced by its shape and dtype (a tensor on the meta device).
+    """Return the outline of a value of the state: for a tensor, its shape and dtype as a tensor on the meta device.
 
-    A scalar tensor, such as the number of steps, is also unchanged. It is not split over the ranks, so it is sent with
-    the outline.
+    A scalar tensor, such as the number of steps, and a value of another type are returned unchanged. They are not split
+    over the ranks, so they are sent with the outline.
     """
     if isinstance(value, Tensor) and value.dim():
         return value.detach().to("meta")

@@ -88,7 +88,7 @@ class FusedRowRoutes:
 
 
 def plan_fused_row_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRowRoutes:
-    """Return which rows of a fused weight this rank sends to each rank and receives from each rank.
+    """Return the numbers of rows of a fused weight that this rank sends to and receives from each rank.
 
     Args:
         rows: number of rows of the whole weight, a multiple of `parts` times the number of ranks.

@@ -59,7 +59,7 @@ class PlannedLayer:
 
 
 def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
-    """Parse the plan of a block, and return its layers in groups; the layers of a group are split together or not.
+    """Parse the plan of a block, and return its layers in groups; either all layers of a group are split, or none.
 
     Args:
         path: path of the block in the model; empty for the model itself.
@@ -287,7 +287,7 @@ def _count_heads(
         outputs: number of outputs of the layer.
         part_width: number of outputs of one fused part.
         heads: number of heads of the queries.
-        partner: name of the rowwise layer whose inputs are the outputs; None if there is none.
+        partner: name of the rowwise layer whose inputs are the outputs of this layer; None if there is none.
         partner_inputs: number of inputs of this rowwise layer, summed over all heads.
 
     Raises:

@@ -131,7 +131,10 @@ class TokenParts:
 
 
 class GatherTokens(torch.autograd.Function):
-    """Collective: gather of the tokens of all ranks in the forward pass, sum of their gradient in the backward pass."""
+    """Collective that gathers the tokens of all ranks.
+
+    The backward pass sums the gradient of each token over the ranks.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: TokenParts) -> Tensor:
@@ -144,7 +147,10 @@ class GatherTokens(torch.autograd.Function):
 
 
 class SumTokens(torch.autograd.Function):
-    """Collective: sum of each token over the ranks in the forward pass, gather of the gradient in the backward pass."""
+    """Collective that sums each token over the ranks.
+
+    The backward pass gathers the gradients of the tokens of all ranks.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, parts: TokenParts) -> Tensor:

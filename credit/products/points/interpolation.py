@@ -17,11 +17,12 @@ _LEAST_VALID = 0.5 - 1e-5
 class PointInterpolator:
     """Interpolator of global fields to points, including points near the date line and the poles.
 
-    ``bilinear`` is linear in latitude and in longitude between the four surrounding cells. Between the row nearest to a
-    pole and the pole, the value at the pole is the mean of this row. For a vector component, it is the component of
-    wavenumber 1 of this row, because the direction of a component changes with longitude there. Missing cells get the
-    weight 0, and the other weights are scaled to add up to 1. ``nearest`` uses the cell whose centre is nearest on the
-    sphere.
+    ``bilinear`` is linear in latitude and in longitude between the four surrounding cells. A point beyond the last row
+    before a pole is between this row and the pole. The value at the pole is the mean of this row. For a vector
+    component, the value at the pole is the wave of zonal wavenumber 1 in this row, because the direction of a component
+    changes with longitude there. Missing cells get the weight 0, and the other weights are scaled to add up to 1.
+
+    ``nearest`` uses the cell whose centre is nearest on the sphere.
 
     Args:
         grid: grid of the fields.

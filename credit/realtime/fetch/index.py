@@ -56,7 +56,9 @@ def parse_index(text: str, index_format: str) -> list[IndexEntry]:
 
 
 def find_entries(entries: Sequence[IndexEntry], request: RecordRequest, minutes: int) -> list[IndexEntry]:
-    """Return the entries that match a request and have different offsets; several if the index has duplicates.
+    """Return the entries that match a request, one for each offset.
+
+    There are several entries if the file contains the requested record more than once.
 
     Args:
         entries: all entries of the index.

@@ -102,7 +102,8 @@ class ModelAssets:
         """Return the arrays of the assets as CPU tensors.
 
         Returns:
-            Name -> tensor: ``static`` (C_static, H, W) float32, ``mask/VARIABLE`` (H, W) bool, ``climatology/NAME``.
+            Name -> tensor: ``static`` (C_static, H, W) float32, ``mask/VARIABLE`` (H, W) bool,
+            and ``climatology/NAME`` for each array of `Climatology.to_dict`.
         """
         tensors = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
         for variable, mask_HW in self.masks.items():
@@ -125,7 +126,7 @@ class ModelAssets:
         """
 
         def select_arrays(prefix: str) -> dict[str, np.ndarray]:
-            """Return name without `prefix` -> array, for all tensors whose names begin with `prefix`."""
+            """Return the tensors whose names begin with `prefix` as arrays: name without the prefix -> array."""
             arrays = {}
             for name, tensor in tensors.items():
                 if name.startswith(prefix):
@@ -227,7 +228,9 @@ def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> St
 
 
 def _fit_forcing_climatology(reader: FieldReader, train: Split) -> Climatology | None:
-    """Return the climatology of the dynamic forcing read from data; it replaces unknown values in forecasts.
+    """Return the climatology of the dynamic forcing that is read from data.
+
+    In forecasts, the climatology replaces unknown values of the forcing.
 
     Returns:
         The climatology; None if the model reads no forcing from data, or if the training period is too short.

@@ -10,10 +10,12 @@ from credit.parallel.domain.domain import allows_divided_fields
 
 
 def require_domain_support(config: Config) -> None:
-    """Raise ConfigError if ranks divide the fields of a sample, but a configured key or class needs complete fields.
+    """Raise ConfigError if the ranks divide the fields of a sample, but a configured component needs complete fields.
+
+    The settings of the trainer, the objective, the post-processes and the metrics are checked.
 
     Raises:
-        ConfigError: the message names the key and the kind.
+        ConfigError: the message names the config key and the kind of the component.
     """
     if not config.trainer.parallelism.divides_fields:
         return

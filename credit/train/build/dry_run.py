@@ -1,4 +1,4 @@
-"""Dry run of a training step without memory or other ranks, which raises the errors of a run's first step.
+"""Dry run of a training step: it finds the errors of a run's first step, and needs neither memory nor other ranks.
 
 Tensors on the meta device have a shape but no values, so a dry run of the largest model takes seconds on a login node.
 torch's fake process group replaces the other ranks, so the network is split over all ranks without communication.
@@ -144,7 +144,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
         assets: assets from `build_placeholder_assets`.
 
     Returns:
-        The network, and the reason why the step could not be computed, if the model needs the values of tensors.
+        The result; its `skip_reason` is not empty if the step could not be computed without the values of tensors.
 
     Raises:
         ConfigError: if the model, the loss or the objective cannot be built, or the forward or backward pass fails.
@@ -223,7 +223,7 @@ def try_bfloat16(config: Config, assets: ModelAssets) -> None:
 
 
 def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
-    """Split the network over a mesh like a training run, but without other processes and without memory.
+    """Split the network over a mesh as in a training run; this needs no other processes and no memory.
 
     Args:
         config: the config of the run.
@@ -244,7 +244,7 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
 
 
 def try_divided_forecasts(config: Config, assets: ModelAssets) -> DomainPlan:
-    """Return the plan how the ranks of ``inference.parallelism.domain`` divide the fields; only one process is needed.
+    """Divide the fields among the ranks of ``inference.parallelism.domain`` in a single process; return the plan.
 
     Args:
         config: the config of the run.
@@ -334,7 +334,7 @@ class _CheckedModel(nn.Module):
 
 
 class _MissingValuesError(Exception):
-    """Error in a dry run if the model needs values or an operation of a real device; the model may be correct."""
+    """Error in a dry run if an operation needs values of tensors or a real device; the model may still be correct."""
 
 
 @contextmanager

@@ -90,15 +90,15 @@ def describe_base(base: Path) -> dict[str, str]:
 
 
 def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
-    """Collective: return the path of the base of adapters: the path in meta.json, or the path ``trainer.resume``.
+    """Collective: return the path of the base of adapters, from their meta.json or from ``trainer.resume``.
 
     Args:
         recorded: the output of `describe_base` when the adapters were saved.
-        resume: value of ``trainer.resume``, the new path of a base that was moved.
+        resume: value of ``trainer.resume``: the new path of a base that was moved, or the new path of its run folder.
         origin: the checkpoint of adapters.
 
     Raises:
-        CheckpointError: if neither path is a checkpoint with the weights of the base, or if the base is damaged.
+        CheckpointError: if no checkpoint at these paths has the weights of the base, or if the base is damaged.
     """
 
     def find_path() -> Path:

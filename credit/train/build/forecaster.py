@@ -198,7 +198,7 @@ def apply_trained_settings(config: Config, trained: Config) -> Config:
 
 
 def build_run_attributes(forecaster: Forecaster) -> dict[str, str | int]:
-    """Return the global attributes of a forecaster's files: name -> value.
+    """Return the global attributes of the files that a forecaster writes: name -> value.
 
     The attributes identify the run. A file with different attributes is not treated as a forecast of this run.
     """

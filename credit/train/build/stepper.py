@@ -100,7 +100,10 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
 
 
 def select_domain_part(array: np.ndarray, domain: Domain | None) -> np.ndarray:
-    """Return this rank's rows and columns of an array (..., H, W), contiguous; the full array if `domain` is None."""
+    """Return this rank's rows and columns of an array (..., H, W) as a contiguous array.
+
+    If `domain` is None, return all rows and columns.
+    """
     if domain is not None:
         array = array[(..., *domain.part.slices)]
     return np.ascontiguousarray(array)

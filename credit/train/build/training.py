@@ -109,10 +109,10 @@ def assemble_training(
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """RunOrigin of the weights and the state that a run starts with.
+    """Origin of the weights and the state that a run starts with.
 
     Attributes:
-        checkpoint: the checkpoint that ``trainer.resume`` selects; None for a run from scratch or a file of weights.
+        checkpoint: the checkpoint that ``trainer.resume`` selects; None for random weights or a file of weights.
         resumed: the same checkpoint if the run continues from its step; None if the run starts at step 0.
         base: the checkpoint whose forecast weights the run starts with: the base of LoRA adapters, or the best
             checkpoint of the run folder in ``trainer.resume``. None without a base.

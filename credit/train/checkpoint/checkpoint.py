@@ -4,10 +4,12 @@
 
 - ``model``: folder with the current weights, one file per host, and an index;
 - ``forecast``: folder with the weights for forecasts, which are the moving average if the run has a moving average;
-- ``optimizer``: folder with the state of the optimizer (these three sets of tensors are called stems below);
+- ``optimizer``: folder with the state of the optimizer;
 - ``assets.safetensors``: arrays such as masks and the climatology of the forcing;
 - ``meta.json``: state of the run, config, channels, grid and statistics;
 - ``manifest.json``: size and checksum of every other file.
+
+``model``, ``forecast`` and ``optimizer`` are called stems: sets of tensors, each with a separate folder.
 
 `credit.train.checkpoint.async_writer` writes a checkpoint under a temporary name, with the manifest as the last file.
 It then flushes the folder to the disk and renames it. A folder whose files do not match its manifest is damaged and is
@@ -113,7 +115,7 @@ def find_newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | N
 
 
 def raise_if_checkpoints_exist(folder: Path) -> None:
-    """Collective: raise an error if the folder contains checkpoints; all of them must be damaged.
+    """Collective: raise an error if the folder contains checkpoints, all of which are damaged.
 
     Call this function only after `find_newest_checkpoint` has returned None, because then all checkpoints are damaged.
 
@@ -193,9 +195,10 @@ def load_meta(path: Path) -> dict[str, Any]:
 
 
 def read_weights_checksum(path: Path, stem: str) -> str:
-    """Return a checksum of a set of tensors (stem) as eight hexadecimal digits; only the manifest is read.
+    """Return a checksum of the files of a stem as eight hexadecimal digits.
 
-    Without a readable manifest, the function returns the checksum of an empty list of files.
+    The checksum is computed from the file checksums in the manifest, so the files themselves are not read. Without
+    a readable manifest, the function returns the checksum of an empty list of files.
 
     Args:
         path: folder of the checkpoint.
@@ -213,18 +216,18 @@ def read_weights_checksum(path: Path, stem: str) -> str:
 
 
 def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors of a stem, such as ``model``, in a checkpoint: name -> shape if complete."""
+    """Return the shapes of the complete tensors of a stem, such as ``model``, in a checkpoint: name -> shape."""
     if (path / stem).is_dir():
         return read_index(path / stem).shapes()
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
 def load_tensors(path: Path, stem: str, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Return a set of tensors (stem), or ``assets``, from a checkpoint: name -> complete tensor on the CPU.
+    """Return the tensors of a stem or of the assets from a checkpoint: name -> complete tensor on the CPU.
 
     Args:
         path: the checkpoint.
-        stem: the set of tensors, such as ``model``.
+        stem: the stem, such as ``model``, or ``assets``.
         names: names of the tensors that are read; None for all. Names that are not stored are ignored.
     """
     if (path / stem).is_dir():

@@ -48,7 +48,7 @@ class PublishedFiles:
     Attributes:
         weights: torch or safetensors file that `read_state_file` can read.
         mean: netCDF file with the mean of each variable, for each level if the variable has levels.
-        std: netCDF file with the scale of each variable in the same form: normalised value = (value - mean) / scale.
+        std: netCDF file of the same form with the scale of each variable; normalised value = (value - mean) / scale.
         static: netCDF file with the static fields on the model's grid. Static fields without an entry in the files
             `mean` and `std` are treated as already normalised.
         rename: variable of the config -> name of the variable in the published files.

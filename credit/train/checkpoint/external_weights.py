@@ -1,4 +1,7 @@
-"""Reader of weights that other programs saved: a file of complete tensors, whose names may have wrapper prefixes."""
+"""Reader of files of weights that other programs saved.
+
+Such a file contains complete tensors. Wrappers such as DDP or torch.compile may have added prefixes to their names.
+"""
 
 from __future__ import annotations
 
@@ -279,7 +282,10 @@ def read_exported_assets(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def _remove_wrapper_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict with names without wrapper prefixes; if new names are equal, only one tensor is kept."""
+    """Return a state dict without the prefixes that wrappers such as DDP or torch.compile add to names.
+
+    If two names become equal, only one of the two tensors is kept.
+    """
     plain_state = dict(state)
     for prefix in _WRAPPER_PREFIXES:
         plain_state = {name.replace(prefix, ""): value for name, value in plain_state.items()}

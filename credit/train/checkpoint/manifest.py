@@ -19,7 +19,12 @@ _BLOCK_BYTES = 2**28
 
 @dataclass(frozen=True)
 class _ManifestCheck:
-    """Manifest of a checkpoint and a problem that rank 0 has found without reading files; None without a problem."""
+    """Result of the comparison of a checkpoint's manifest with the names and sizes of its files.
+
+    Attributes:
+        manifest: path of a file in the checkpoint -> (bytes, CRC-32); empty if the manifest is missing or damaged.
+        problem: description of the first problem; None without a problem.
+    """
 
     manifest: dict[str, tuple[int, int]]
     problem: str | None
@@ -110,11 +115,14 @@ def _describe_damage(name: str) -> str:
 def _combine_results(
     low: tuple[str | None, dict[str, int]], high: tuple[str | None, dict[str, int]]
 ) -> tuple[str | None, dict[str, int]]:
-    """Combine the results of two sets of ranks: return the first problem, and the sums of the checksum contributions.
+    """Combine the results of two sets of ranks, which have compared different bytes with the manifest.
 
     Args:
         low: (problem or None, file -> contribution) of the lower ranks.
         high: (problem or None, file -> contribution) of the higher ranks.
+
+    Returns:
+        (first problem or None, file -> exclusive or of its contributions to the checksum).
     """
     contributions = dict(low[1])
     for name, checksum in high[1].items():

@@ -118,7 +118,9 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
 
 
 def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
-    """Collective: return True if a new run starts at step 0 with the best weights of the run folder ``trainer.resume``.
+    """Collective: return True if a new run starts with the best weights of the run folder in ``trainer.resume``.
+
+    Such a run starts at step 0.
 
     Args:
         config: the config of the run.
@@ -249,7 +251,10 @@ def load_run_state(
 
 
 def _warn_without_changes(changes: Sequence[str], trained: ModelAssets, reader: FieldReader, origin: Path) -> None:
-    """Log a warning for each entry of ``trainer.resume_changes`` in which the run and its origin do not differ."""
+    """Log a warning for each entry of ``trainer.resume_changes`` that has no effect.
+
+    An entry, ``channels`` or ``grid``, has no effect if the run and its initial checkpoint do not differ in it.
+    """
     differences = {
         "channels": trained.channels.describe_mismatch(reader.channels),
         "grid": trained.grid.describe_mismatch(reader.grid),

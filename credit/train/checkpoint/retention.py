@@ -64,7 +64,10 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint; even if the process is killed meanwhile, the rest is not treated as a damaged checkpoint.
+    """Remove a checkpoint.
+
+    The folder is hidden first, see `hide_checkpoint`. If the process is killed during the removal, the remaining files
+    are therefore not treated as a damaged checkpoint.
 
     Files that cannot be removed yet, such as files that another process has open on NFS, are removed by the next save.
 

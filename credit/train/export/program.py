@@ -1,4 +1,6 @@
-"""Export of one forecast step, with normalisation and post-processes, by `torch.export`, and of a script that runs it.
+"""Export of one forecast step as a program of `torch.export`, together with a script that runs the program.
+
+The program includes normalisation and post-processes.
 
 Shape suffixes: B batch, C channels, T input frames, H latitude rows, W longitude columns.
 """

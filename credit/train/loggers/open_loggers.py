@@ -1,4 +1,4 @@
-"""Start of the loggers of a run, and the id with which loggers continue the same logger run after a restart."""
+"""Start of the loggers of a run, and the id by which they continue the same record of the run after a restart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def open_loggers(config: Config, first_step: int) -> list[BackgroundLogger]:
 
 
 def _obtain_run_id(folder: Path) -> str:
-    """Return the logger id of the run in a folder; at the first start, generate the id and write it to a file."""
+    """Return the id by which loggers identify the run in a folder.
+
+    At the first start of the run, the id is generated and written to a file in the folder.
+    """
     path = folder / _ID_FILE
     if path.exists():
         return path.read_text(encoding="utf-8").strip()

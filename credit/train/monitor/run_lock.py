@@ -134,7 +134,9 @@ class RunLock:
                 self._path.unlink(missing_ok=True)
 
     def _create_file(self) -> bool:
-        """Create heartbeat.json and return True; return False if it exists. Of two simultaneous jobs, one succeeds.
+        """Create heartbeat.json and return True; return False if the file exists.
+
+        If two jobs call this method at the same moment, only one of them creates the file.
 
         Raises:
             ConfigError: if the folder cannot be written.

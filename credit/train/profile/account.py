@@ -1,4 +1,4 @@
-"""Time account of one rank (seconds, bytes and peak rates of its steps), and the accounts of all ranks."""
+"""Account of the seconds, bytes and peak rates of one rank's steps, and collection of the accounts of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class RankAccount:
 
     Attributes:
         wall: elapsed seconds per step.
-        seconds: phase -> seconds per step; the phases are disjoint, and communication is the exposed part.
+        seconds: phase -> seconds per step; the phases are disjoint. The phase of communication includes only the
+            exposed part, in which the rank does not compute.
         processor_seconds: phase -> processor seconds per step of the main thread in this phase; empty on a GPU.
         rates: measured peak rates.
         idle: seconds per step in which the GPU had no work; 0 on a CPU.

@@ -121,7 +121,7 @@ class StepProfiler:
         return self._recorder.span(name)
 
     def begin_step(self, step: int) -> None:
-        """Start or end the timing or the trace, if optimizer step `step` (from 0) is the first step of the next part.
+        """Record the start of optimizer step `step` (from 0); begin or end the timing or the trace if it is due.
 
         This method is collective at the end of the profile.
         """

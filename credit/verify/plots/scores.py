@@ -311,7 +311,7 @@ def _compute_panel_height(table: ScoreTable) -> float:
 
 
 def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
-    """Label about six columns of a scorecard with full days or, with fewer than two full days, with hours."""
+    """Label about six columns of a scorecard in days; in hours if fewer than two columns are full days."""
     columns = [column for column, hours in enumerate(lead_hours) if hours % 24 == 0]
     unit = "days"
     unit_hours = 24.0

@@ -369,7 +369,7 @@ def superscript_units(units: str) -> str:
 
 
 def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[str]) -> str:
-    """Return a sentence with the scores in scores.nc and scores.csv that are not in the page with these `metrics`."""
+    """Return a sentence that lists the contents of scores.nc and scores.csv that a page with `metrics` omits."""
     data = table.dataset
     page_variables = (*metrics, *WIND_NAMES.values(), SHORT_WAVES)
     left_out_scores = []

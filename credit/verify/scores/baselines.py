@@ -78,9 +78,10 @@ def fit_damping(
 ) -> np.ndarray:
     """Collective: return the factor of damped persistence for each lead time and channel.
 
-    The factor is the slope of a least-squares fit of the anomaly at the valid time to the anomaly at the initial time,
-    over all cells and a sample of initial times. The initial times are distributed over the ranks. Each rank then adds
-    the sums of all initial times in chronological order, so the result does not depend on the number of ranks.
+    The factor is the slope of a least-squares fit over all cells and a sample of initial times. The fit predicts the
+    anomaly at the valid time from the anomaly at the initial time. The initial times are distributed over the ranks.
+    Each rank then adds the sums of all initial times in chronological order, so the result does not depend on the
+    number of ranks.
 
     Args:
         fields: function of a time in minutes that returns the truth, (C, H, W) in the units of the data.

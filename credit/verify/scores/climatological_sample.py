@@ -90,7 +90,10 @@ class ClimatologicalSample:
         return np.sort(np.concatenate(samples))
 
     def season_of(self, minutes: int) -> Season:
-        """Return the season of a valid time in minutes: (index of the season, minute of the day or None)."""
+        """Return the season of a valid time in minutes: (index of the season, minute of the day).
+
+        The minute is None if all hours of the day share one sample.
+        """
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
         minute_of_day = None
         if self._by_hour:

@@ -217,7 +217,7 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
 
 @lru_cache
 def _compute_tail_probability(num_blocks: int) -> float:
-    """Return the probability whose quantile of the resamples is the lower end of the 95 % interval.
+    """Return the probability p; the p-quantile of the resampled scores is the lower end of the 95 % interval.
 
     For a normal distribution of the scores, this probability would be 2.5 %. The returned probability is smaller, so
     that the interval is as wide as an interval by Student's t with `num_blocks` - 1 degrees of freedom.
@@ -249,7 +249,7 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(difference: np.ndarray, length: int) -> PairedTest:
-    """Test with Student's t-test of the means over blocks if the mean of a difference is 0.
+    """Test if the mean of a difference is 0, by Student's t-test of the means over blocks.
 
     The variance of the block means is multiplied by (1 + r) / (1 - r), where r is the remaining correlation of
     neighbouring blocks.
@@ -297,7 +297,7 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
 
 
 def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
-    """Return the factor, (...), by which correlation of neighbouring blocks increases the variance of the total mean.
+    """Return the factor by which correlation of neighbouring blocks increases the variance of the total mean, (...).
 
     The factor is (1 + r) / (1 - r), where r is the correlation of the means of neighbouring blocks, clipped to the
     range 0 to 0.9.

@@ -100,7 +100,7 @@ class CaseStatistics:
         return self.metrics_from_means(self.case_means())
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return metric name -> (...), computed from statistic name -> mean over cases (...), as in `case_means`."""
+        """Return metric name -> values; `means` is statistic name -> mean over cases, such as from `case_means`."""
         raise NotImplementedError
 
     def contributions(

@@ -10,9 +10,9 @@ The kernels release the global interpreter lock, so threads can work on differen
 `credit.verify.statistics.area_mean` turns the sums over segments into area means, and
 `credit.verify.statistics.ensemble_kernels` contains the kernels of ensemble scores.
 
-The result must be the same if numba compiles a kernel in this process and if numba loads the kernel from its cache. If
-a compiled function calls a second function, the compiler may change the order of additions. All functions that add
-numbers and are called by a kernel are therefore inlined.
+Numba compiles a kernel in this process or loads it from a cache; both kernels must give the same result. If a compiled
+function calls a second function, the compiler may change the order of additions. All functions that add numbers and are
+called by a kernel are therefore inlined.
 
 Shapes: C channels, P cells, S segments, R regions, F forecasts, K sums of each channel, L sums of each wind vector.
 """

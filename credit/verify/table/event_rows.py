@@ -96,9 +96,9 @@ class EventResults:
             seasons: season name -> (N,) bool, True for the cases of the season.
 
         Returns:
-            ``brier`` and ``seeps``, if they are scored -> (dimension of the rows, result of
-            `credit.verify.significance.comparison.compare_with_references`). The dimension is "event" for the Brier
-            score and "channel" for SEEPS.
+            Name of the score -> (dimension of the rows, result of
+            `credit.verify.significance.comparison.compare_with_references`). The names are ``brier`` with the
+            dimension "event", and ``seeps`` with the dimension "channel". A score that is not computed is left out.
         """
         comparisons = {}
         if self.events:

@@ -16,7 +16,7 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
-    """Add the power spectra, if there are any, in place to the dataset of a score table, as these variables:
+    """Add the power spectra to the dataset of a score table in place; if there are any, these variables are added:
 
     - ``power``: power in ``spectrum_units``, with dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber).
     - ``power_truth``: power of the truth in the same units, with the same dimensions except forecast.

@@ -246,7 +246,7 @@ class ScoreTable:
         return self.channels.index(channel)
 
     def summary_leads(self) -> list[float]:
-        """Return the lead times in summaries, in hours: the scored ones among 6, 12, 24, 48, ...; if none, all."""
+        """Return the lead times of summaries in hours: those of 6, 12, 24, 48, ... that are scored; all if none is."""
         summary_leads = [hours for hours in self.lead_hours if hours in _SUMMARY_LEADS]
         return summary_leads or self.lead_hours
 

@@ -45,8 +45,8 @@ class GribGrid:
         lon: (W,) longitudes of the columns in degrees east, ascending.
         order: (H * W,) indices in the message of the grid points in row-by-row order; None if the message already has
             this order.
-        problem: reason why the grid cannot be used, with advice; a message puts the name of a variable before it.
-            None if the grid can be used.
+        problem: reason why the grid cannot be used, and advice; None if the grid can be used. The text follows the
+            name of a variable in an error message.
     """
 
     name: str
@@ -382,7 +382,7 @@ def _get_flag(handle: int, key: str) -> bool:
 
 
 def _describe_unsupported_grid(grid_type: str) -> str:
-    """Return the reason why a type of grid cannot be used, with advice; a message puts a variable's name before it."""
+    """Return the reason why a type of grid cannot be used, and advice, as text to follow the name of a variable."""
     if grid_type in _REDUCED:
         return (
             f"is on a reduced grid ({grid_type}), whose rows have fewer points towards the poles; make them equally "

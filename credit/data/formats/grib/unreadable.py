@@ -30,11 +30,11 @@ class UnreadableReason:
     """Reason why a variable of a GRIB file cannot be read.
 
     Attributes:
-        problem: the reason; a message puts the name of the variable before it.
+        problem: the reason, as text that follows the name of the variable in an error message.
         choices: key of ``data.sources.N.select`` -> values of this key in the messages of the variable. The user must
             choose a value. Empty if no selection helps.
-        other_variables: name of each other variable of the file -> set of tuples, one for each combination of values
-            in its messages. A tuple has a value for each key of `choices`, in the same order, or None if the message
+        other_variables: name of each other variable of the file -> set of the combinations of values in its messages.
+            A combination is a tuple with one value for each key of `choices`, in the same order; None if the message
             does not have the key. The tuples show which other variables a selection would exclude.
     """
 
@@ -43,7 +43,7 @@ class UnreadableReason:
     other_variables: Mapping[str, frozenset[tuple[Value | None, ...]]]
 
     def describe(self, level_units: str | None) -> str:
-        """Return the problem and advice; a message puts the name of the variable before it.
+        """Return the problem and advice, as text that follows the name of the variable in an error message.
 
         Args:
             level_units: ``data.level_units`` if the variable is in vars_3D; None if it is in vars_2D.
@@ -111,7 +111,7 @@ def build_unreadable_reason(
     """Build the `UnreadableReason` of a variable.
 
     Args:
-        problem: the reason; a message puts the name of the variable before it.
+        problem: the reason, as text that follows the name of the variable in an error message.
         keys: GRIB keys by which messages can be selected; empty if no selection helps.
         name: name of the variable.
         messages_by_variable: name of a variable -> its messages, for each variable of the file.
@@ -133,8 +133,9 @@ def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]
     """Check that the messages of a parameter can be read as one variable.
 
     Returns:
-        The problem, which a message puts after the name of the variable, or None if there is no problem; and the GRIB
-        keys by which the user can select messages to solve the problem, empty if no selection helps.
+        Two values: the problem, as text that follows the name of the variable in an error message, or None if there is
+        no problem; and the GRIB keys by which the user can select messages to solve the problem. There are no keys if
+        no selection helps.
     """
     # Messages with different types of level, step types, members or grids are different variables.
     key_values = [message.key_values | {"typeOfLevel": find_level_type(message)} for message in messages]

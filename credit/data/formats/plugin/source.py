@@ -157,8 +157,8 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
     """Build the coordinates of a plugin's dataset.
 
     Returns:
-        Two mappings: name -> coordinate or bounds; and levels with their units, as `_build_level_axis` returns them ->
-        name of the level coordinate.
+        Two mappings. The first is from name to coordinate or bounds. The second is from the result of
+        `_build_level_axis` (levels and units) to the name of the level coordinate.
     """
     variables = {
         "time": xr.Variable(
@@ -185,7 +185,7 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
 
 
 def _build_level_axis(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
-    """Return the levels of a variable and their units, the key of the coordinate that equal variables share."""
+    """Return the levels of a variable and their units. Variables with equal results share one level coordinate."""
     return tuple(float(level) for level in variable.levels), variable.level_units
 
 
@@ -371,13 +371,13 @@ class SourceFactory:
 
     @contextmanager
     def translating_errors(self, call: str) -> Iterator[None]:
-        """Return a context manager that converts an exception of the plugin to a DataError with its call and code line.
+        """Return a context manager that converts any exception in its block to a `DataError`.
 
         Args:
             call: attribute, or method with its arguments, that is called in the block, for the message.
 
         Raises:
-            DataError: if the block raises an exception.
+            DataError: if the block raises an exception; the message names `call` and the line of the plugin's code.
         """
         try:
             yield

@@ -198,7 +198,11 @@ class FetchingStore(WrapperStore[FsspecStore]):
 
 
 def _find_byte_limits(byte_range: ByteRequest | None) -> tuple[int | None, int | None]:
-    """Return the positions of the first byte, and of the byte after the last, of a part of an object, for fsspec."""
+    """Return the limits of a part of an object, as the arguments ``start`` and ``end`` of fsspec.
+
+    `start` is the position of the first byte; it is negative if it is counted from the end of the object. `end` is the
+    position after the last byte. None stands for the beginning or the end of the object.
+    """
     if byte_range is None:
         return None, None
     if isinstance(byte_range, RangeByteRequest):

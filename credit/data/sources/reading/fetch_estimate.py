@@ -29,7 +29,7 @@ class ArrayEstimate:
 
 @dataclass(frozen=True)
 class FetchEstimate:
-    """Chunks to fetch from remote stores, and the download rate that was measured with the first time.
+    """Chunks to fetch from remote stores, and the download rate that was measured while fetching the first time.
 
     Attributes:
         arrays: the chunks to fetch from each array of all stores.
@@ -80,9 +80,10 @@ class FetchEstimate:
 
 
 def estimate_fetch(sources: SourceReader, indices: Sequence[int]) -> FetchEstimate:
-    """Estimate the number of bytes and seconds for fetching the fields of some times; fetch the first time to measure.
+    """Estimate the number of bytes and seconds for fetching the fields of some times.
 
-    The chunks of the first time remain in memory until other times are read or ``sources.fetch_plan`` is stopped.
+    The first of these times is fetched, to measure the download rate. Its chunks remain in memory until other times are
+    read or ``sources.fetch_plan`` is stopped.
 
     Args:
         sources: reader of the sources.

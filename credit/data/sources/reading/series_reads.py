@@ -1,4 +1,4 @@
-"""Files and positions in them that must be read for some times of a variable, and the memory for reading."""
+"""Helpers for reading some times of a variable: the files and positions to read, and the memory for reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_additional_inputs(series: VariableSeries) -> list[VariableSeries]:
 
 
 def list_file_variables(series: VariableSeries) -> list[FileVariable]:
-    """Return the file variables from which a variable and its inputs are read."""
+    """Return a `FileVariable` for each file from which a variable or one of its inputs is read."""
     if isinstance(series, JoinedSeries):
         return [file_variable for inner in series.source_series for file_variable in list_file_variables(inner)]
     file_variables = list(series.file_variables)
@@ -43,7 +43,14 @@ def estimate_read_memory(series: VariableSeries) -> int:
 
 
 def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
-    """Return the largest number of file times that are read for one of `times`, because chunks are read completely."""
+    """Return the largest number of times in a file that are read to get one time of the run, at least 1.
+
+    The number exceeds 1 if chunks contain several times, and the file has additional times between those of the run.
+
+    Args:
+        series: series of a variable.
+        times: (N,) times of the run in minutes since 1900.
+    """
     if isinstance(series, JoinedSeries):
         return max(count_file_times_per_time(inner, times) for inner in series.source_series)
     max_file_times = 1
@@ -60,11 +67,13 @@ def count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
 
 
 def list_series_indices(aggregation: TimeAggregation, window_indices: np.ndarray) -> np.ndarray:
-    """Return the indices in a series of all values that contribute to some windows, increasing without duplicates.
+    """Return the indices of all values of a series that are needed for some times of its aggregation.
+
+    The indices are increasing, without duplicates.
 
     Args:
         aggregation: weighted sums that combine the values of the series.
-        window_indices: indices in the times of the aggregation.
+        window_indices: indices of the times in ``aggregation.times``.
     """
     needed = [np.zeros(0, dtype=np.int64)]
     for weights, indices in aggregation.terms:
@@ -74,7 +83,9 @@ def list_series_indices(aggregation: TimeAggregation, window_indices: np.ndarray
 
 
 def list_file_reads(series: VariableSeries, indices: np.ndarray) -> Iterator[tuple[FileVariable, np.ndarray]]:
-    """Yield the file variables from which some times of a variable are read, with the positions of the times.
+    """Yield the variable in each file from which some times are read, with the positions of the times in the file.
+
+    The inputs of a derived variable are included.
 
     Args:
         series: series of the variable.

@@ -33,8 +33,8 @@ class ForecastArchive(ForecastSource):
     Attributes:
         cell_methods: name of a variable -> CF cell methods, for example ``time: sum``; instants have no entry.
         descriptions: name of a variable -> attributes ``standard_name`` and ``long_name``.
-        windows: name of a sum or mean -> lead time in minutes -> length, in minutes, of the window that ends at this
-            lead time. The inner mapping is empty if the windows are unknown.
+        windows: for the name of each sum or mean, a mapping from lead time to the length of the window that ends at
+            this lead time, both in minutes. The inner mapping is empty if the windows are unknown.
         level_units: units of the levels; empty without levels.
         channel_levels: name of a channel -> name of its variable, and its level; None for a variable without levels.
     """

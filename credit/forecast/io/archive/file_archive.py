@@ -203,7 +203,7 @@ class FileArchive(ForecastArchive):
         return [np.stack(members) for members in zip(*variables_by_file, strict=True)]
 
     def _read_file(self, path: Path, row: int, channel: str | None) -> list[np.ndarray]:
-        """Return the arrays ([M,] [L,] H, W) of all variables or of one channel at index `row` of the times."""
+        """Return the arrays ([M,] [L,] H, W) of all variables or of one channel at index `row` of a file's times."""
         try:
             with _open_file(path) as (variables, _):
                 return self._read_arrays_at(variables, {"time": row}, path, channel)

@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 class ForecastMetadata:
     """Metadata of one forecast file or store.
 
-    A variable is a field if it has the dimensions `leading`, latitude and longitude, optionally also a member and a
-    level dimension, in any order, and no further dimensions. Variables that are not fields are skipped. In an ensemble,
-    fields without the member dimension are also skipped. Such a field may be an ensemble mean or a control forecast,
-    and would be scored as an ensemble without spread.
+    A variable is a field if it has the dimensions `leading`, latitude and longitude, in any order. It may also have a
+    member dimension and a level dimension, but no further dimensions. Variables that are not fields are skipped. In an
+    ensemble, fields without the member dimension are also skipped. Such a field may be an ensemble mean or a control
+    forecast, and would be scored as an ensemble without spread.
 
     Args:
         source: variables and attributes of the file or store.
@@ -66,8 +66,8 @@ class ForecastMetadata:
         cell_methods: name of a variable in this package -> CF cell methods, for example ``time: sum``; a variable
             without cell methods has no entry.
         descriptions: name of a variable in this package -> attributes ``standard_name`` and ``long_name``.
-        windows: name of a sum or mean in this package -> lead time in minutes -> length in minutes of the window that
-            ends at the lead time; empty if the window is unknown.
+        windows: for the name of each sum or mean in this package, a mapping from lead time to the length of the window
+            that ends at this lead time, both in minutes. The inner mapping is empty if the windows are unknown.
         level_units: units of the levels; empty without levels.
         names_without_levels: names in this package of the variables without levels.
         channel_names: names of the channels, such as ``z500`` and ``t2m``.
@@ -323,9 +323,9 @@ def _read_levels(
 
 
 def _rename_variables(source: StoredVariables, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the name in this package of each variable of the source: name in the source -> name in this package.
+    """Return a mapping from the name of each variable in the source to its name in this package.
 
-    If `rename` gives a variable a name that a second variable of the source already has, the second one is omitted.
+    If `rename` gives a variable the name of another variable in the source, that other variable is omitted.
 
     Args:
         source: variables of the file or store.
@@ -376,7 +376,7 @@ def _list_channels(
     names_without_levels: Collection[str],
     levels: Mapping[str, tuple[np.ndarray, str]],
 ) -> dict[str, tuple[str, float | None]]:
-    """Return the channels: name -> (variable, level). The names follow the rules of `credit.channels.ChannelMap`.
+    """Return a mapping from channel to (variable, level). The names follow the rules of `credit.channels.ChannelMap`.
 
     Args:
         variables: name of a variable in this package -> names of its dimensions.

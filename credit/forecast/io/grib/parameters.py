@@ -1,7 +1,7 @@
 """GRIB2 parameters of forecast variables: code numbers, units and type of level.
 
 The numbers are from code table 4.2 in WMO, Manual on Codes (WMO-No. 306), volume I.2, GRIB edition 2. No local tables
-are used, so every decoder supports them.
+are used, so every decoder supports these parameters.
 """
 
 from __future__ import annotations
@@ -177,7 +177,10 @@ _BY_SHORT_NAME = {parameter.short_name: parameter for parameter in PARAMETERS}
 
 
 def _build_name_index() -> dict[tuple[bool, str], GribParameter]:
-    """Return the GRIB2 parameters by the pair (True for a variable on levels, name or standard name of a variable)."""
+    """Return a mapping for finding the GRIB2 parameter of a variable.
+
+    A key is a pair: True for a variable on levels (otherwise False), and the name or standard name of the variable.
+    """
     parameters = {}
     for parameter in PARAMETERS:
         has_levels = parameter.level_type is None
@@ -192,7 +195,10 @@ _BY_NAME = _build_name_index()
 def find_parameter(
     name: str, standard_name: str, has_levels: bool, configured: Mapping[str, GribParameterConfig]
 ) -> GribParameter:
-    """Return the GRIB2 parameter of a variable from the config, or by the standard name or name of the variable.
+    """Return the GRIB2 parameter of a variable.
+
+    A parameter in the config takes precedence. Otherwise the variable's standard name or, if it has no parameter, the
+    variable's name determines the parameter.
 
     Args:
         name: name of the variable.

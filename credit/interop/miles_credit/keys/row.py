@@ -16,7 +16,14 @@ SUBTREE = "*"
 
 
 class Disposition(Enum):
-    """Result of the conversion of a key."""
+    """Result of the conversion of a key.
+
+    Attributes:
+        MAPPED: the value is kept, or written in a different form.
+        DERIVED: other values are computed from the key.
+        IGNORED: the key needs no counterpart in this package.
+        REFUSED: the key has no counterpart, and the config is not converted.
+    """
 
     MAPPED = "mapped"
     DERIVED = "derived"
@@ -26,13 +33,14 @@ class Disposition(Enum):
 
 @dataclass(frozen=True)
 class KeyRow:
-    """Row of the table of keys.
+    """Row of the table of miles-credit keys: a key, or a pattern of keys, and the result of its conversion.
 
     Attributes:
         generations: generations of configs that have the key: "1", "2" or "12" (both).
         path: dotted key, with `ANY_NAME`, `ANY_VARIABLE` and `SUBTREE` as wildcards.
         disposition: result of the conversion of the key.
-        text: for a mapped or derived key, the keys of this package, in Markdown; otherwise the reason.
+        text: for a mapped or derived key, the keys of this package, in Markdown; for an ignored or
+            refused key, the reason.
         harmless_values: for a refused key, the values with which it has no effect. With such a value, the key is
             ignored.
     """
@@ -50,7 +58,7 @@ class KeyRow:
 
 
 def mapped_rows(generations: str, paths: str, text: str) -> list[KeyRow]:
-    """Return a table row for each of some mapped keys, whose values are kept or written in a different form.
+    """Return one row for each key in `paths`, with the result `Disposition.MAPPED`.
 
     Args:
         generations: generations of configs that have the keys, see `KeyRow`.
@@ -61,7 +69,7 @@ def mapped_rows(generations: str, paths: str, text: str) -> list[KeyRow]:
 
 
 def derived_rows(generations: str, paths: str, text: str) -> list[KeyRow]:
-    """Return a table row for each of some derived keys, which determine other values.
+    """Return one row for each key in `paths`, with the result `Disposition.DERIVED`.
 
     For the arguments see `mapped_rows`.
     """
@@ -69,7 +77,7 @@ def derived_rows(generations: str, paths: str, text: str) -> list[KeyRow]:
 
 
 def ignored_rows(generations: str, paths: str, reason: str) -> list[KeyRow]:
-    """Return a table row for each of some keys that need no counterpart in this package.
+    """Return one row for each key in `paths`, with the result `Disposition.IGNORED`.
 
     Args:
         generations: generations of configs that have the keys, see `KeyRow`.
@@ -80,7 +88,7 @@ def ignored_rows(generations: str, paths: str, reason: str) -> list[KeyRow]:
 
 
 def refused_rows(generations: str, paths: str, reason: str, harmless_values: tuple[Any, ...] = ()) -> list[KeyRow]:
-    """Return a table row for each of some keys without a counterpart, which prevent a conversion.
+    """Return one row for each key in `paths`, with the result `Disposition.REFUSED`.
 
     Args:
         generations: generations of configs that have the keys, see `KeyRow`.

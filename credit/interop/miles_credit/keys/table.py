@@ -22,7 +22,7 @@ SECTION_ALIASES = {"data_valid": "validation_data"}
 
 
 def _group_rows() -> dict[tuple[str, str], list[KeyRow]]:
-    """Return (generation, first segment) -> rows; with these groups, the search for a key is faster."""
+    """Return the rows of the table by (generation, first segment of the key), for a faster search for a key."""
     groups: dict[tuple[str, str], list[KeyRow]] = {}
     for row in ROWS:
         for generation in row.generations:
@@ -56,10 +56,10 @@ def find_row(path: str, generation: int, variables: Collection[str]) -> KeyRow |
 
 
 def _rank_match(pattern: Sequence[str], segments: Sequence[str], variables: Collection[str]) -> tuple[int, ...] | None:
-    """Return the quality of the match of a pattern with a path, one number per segment; None if there is no match.
+    """Return the quality of the match of a row with a key, as one number for each segment; None if they do not match.
 
     Args:
-        pattern: segments of the path of a row.
+        pattern: segments of the row's path, which may be wildcards.
         segments: segments of the key.
         variables: names of the variables of the config.
     """

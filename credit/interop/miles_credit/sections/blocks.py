@@ -1,4 +1,7 @@
-"""Conversion of the preblocks and postblocks of generation 2, and of the bounds of generation 1."""
+"""Conversion of the preblocks and postblocks of generation 2, and of the bounds of generation 1.
+
+A preblock changes the input of the network, and a postblock changes its output. Bounds are limits of output variables.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def convert_pre_and_postblocks(config: MilesConfig, draft: ConfigDraft, parts: D
 
 
 def _iterate_blocks(config: MilesConfig, section: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (dotted key, contents) of each preblock or postblock; in older files, they are directly in the section."""
+    """Yield (dotted key, contents) of each preblock or postblock in a section.
+
+    The blocks are in the subsection ``per_step``. In older files, they are directly in the section.
+    """
     for name, value in config.peek_section(section).items():
         if name == "per_step" and isinstance(value, Mapping):
             for block_name, block in value.items():
@@ -196,7 +202,8 @@ def _set_bounds(config: MilesConfig, draft: ConfigDraft, key: str, bounds: tuple
         config: config to convert.
         draft: draft to which keys are added.
         key: dotted key of the fixer.
-        bounds: (names of variables; a value for each variable, a single value, or None; ``minimum`` or ``maximum``).
+        bounds: (names of variables, values, ``minimum`` or ``maximum``). The values are a list with one value for each
+            variable, a single value for all variables, or None for no bounds.
     """
     names, values, option = bounds
     if values is None:

@@ -30,7 +30,8 @@ class DataParts:
     """Parts of the ``data`` section of a config of miles-credit: variables, files and levels.
 
     Attributes:
-        variables: group -> {"vars_3D": names, "vars_2D": names}, in the order of the channels.
+        variables: group of variables, such as ``prognostic`` -> {"vars_3D": names, "vars_2D": names}, in the order of
+            the channels.
         sources: path -> variables that are read from this path, in the order of the file.
         source_options: path -> additional keys of the source.
         levels: levels of the 3-D variables.

@@ -1,4 +1,4 @@
-"""Conversion of the ``data`` section of generation 1."""
+"""Conversion of the ``data`` section of configs of generation 1, the schema without ``data.source``."""
 
 from __future__ import annotations
 

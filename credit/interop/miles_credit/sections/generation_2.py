@@ -1,4 +1,4 @@
-"""Conversion of the ``data`` and ``validation_data`` sections of generation 2."""
+"""Conversion of the sections ``data`` (with ``data.source``) and ``validation_data`` of configs of generation 2."""
 
 from __future__ import annotations
 

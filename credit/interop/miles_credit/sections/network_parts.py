@@ -87,7 +87,7 @@ def _read_pair(config: MilesConfig, key: str, report: ConversionReport) -> list[
 def compare_channel_counts(config: MilesConfig, draft: ConfigDraft) -> None:
     """Compare the numbers of channels in the original config with those of the variables in the draft.
 
-    The report records a difference, with which published weights cannot be imported.
+    A difference is recorded in the report, because published weights can then not be imported.
     """
     variables = draft.values.get("data", {}).get("variables", {})
 

@@ -163,7 +163,9 @@ def compute_checksum(path: Path, start: int = 0, stop: int | None = None) -> int
 
 
 def fsync_and_checksum(path: Path) -> dict[str, int]:
-    """Flush a complete file to the disk, set the read and write permissions of its folder, and compute its checksum.
+    """Flush a complete file to the disk and return its manifest entry.
+
+    The file also gets the read and write permissions of its folder.
 
     Returns:
         The entry of the file in the manifest: ``size`` in bytes and ``crc32``.

@@ -59,7 +59,7 @@ class Slab:
 
     Attributes:
         box: (start, stop) of the slab along each dimension of the complete tensor.
-        parts: (box, ranks with this box) for each rank's part of the slab, in the order of their bytes.
+        parts: (box of the part, ranks that have the part) for each part of the slab, in the order of their bytes.
     """
 
     box: Box
@@ -173,7 +173,7 @@ class StemIndex:
         return _merge_boxes(holders)
 
     def metadata_for(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
-        """Return metadata of DCP (torch.distributed.checkpoint) that suffice to fill `state` on this rank.
+        """Return the metadata that DCP (torch.distributed.checkpoint) needs to fill `state` on this rank.
 
         Args:
             folder: folder of the stem.

@@ -32,7 +32,7 @@ class ScannedIndex:
         return {name: entry.properties.dtype for name, entry in self.metadata.state_dict_metadata.items()}
 
     def metadata_for(self, folder: Path, state: Mapping[str, Tensor]) -> Metadata:
-        """Return metadata of DCP (torch.distributed.checkpoint) that suffice to fill `state`: those of all tensors."""
+        """Return the metadata of all tensors, from which DCP (torch.distributed.checkpoint) can fill `state`."""
         return self.metadata
 
 

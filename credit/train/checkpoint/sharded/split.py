@@ -129,7 +129,10 @@ def whole_box(shape: tuple[int, ...]) -> Box:
 
 
 def _part_length(start: int, stop: int, num_parts: int) -> int:
-    """Return the part length of `torch.chunk` for an interval, at least 1; the last parts may be shorter or empty."""
+    """Return the length of the parts into which `torch.chunk` splits an interval, at least 1.
+
+    The last parts may be shorter or empty.
+    """
     return max(math.ceil((stop - start) / num_parts), 1)
 
 
@@ -157,7 +160,12 @@ def _find_strides(mesh: DeviceMesh) -> tuple[int, ...]:
 
 
 def find_split(tensor: Tensor, num_ranks: int) -> Split:
-    """Return the split of a DTensor, or of a plain tensor, of which `num_ranks` ranks have complete copies."""
+    """Return the split of a tensor over ranks.
+
+    Args:
+        tensor: a DTensor, or a plain tensor with a complete copy on every rank.
+        num_ranks: number of ranks that have a copy of a plain tensor; not used for a DTensor.
+    """
     if isinstance(tensor, DTensor):
         return Split.of_dtensor(tensor)
     return Split.of_plain_tensor(num_ranks)

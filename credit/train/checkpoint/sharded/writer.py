@@ -292,7 +292,12 @@ def _list_ranges(share: FileShare, parts: Mapping[str, Tensor]) -> Iterator[tupl
 def _join_contributions(
     first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Combine path -> (size, checksum contribution) of the files of two sets of ranks."""
+    """Combine the entries of two sets of ranks, which have written parts of the same or of different files.
+
+    Args:
+        first: path of a file -> (size, checksum contribution) of the first set of ranks.
+        second: path of a file -> (size, checksum contribution) of the second set of ranks.
+    """
     joined = dict(first)
     for path, (size, checksum) in second.items():
         _, other_checksum = joined.get(path, (size, 0))
@@ -306,7 +311,7 @@ def _add_counts(first: dict[object, int], second: dict[object, int]) -> dict[obj
 
 
 def _require_same_shards_as_torch(index: StemIndex, tensors: Mapping[str, Tensor], rank: int) -> None:
-    """Raise CheckpointError unless the index gives the same part of each DTensor for this rank as torch.
+    """Raise CheckpointError unless the index and torch assign the same part of each DTensor to this rank.
 
     Raises:
         CheckpointError: if the parts differ; the message names the tensor.
