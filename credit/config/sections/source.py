@@ -110,7 +110,7 @@ class SourceConfig(StrictModel):
         return names
 
     @model_validator(mode="after")
-    def _require_names(self) -> SourceConfig:
+    def _require_filled_rename_lists(self) -> SourceConfig:
         """Raise ValueError if the list of names for a variable is empty."""
         for variable, names in self.rename.items():
             if not names:

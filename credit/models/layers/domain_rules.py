@@ -272,7 +272,7 @@ class SeededDropoutRule(DomainRule):
     division: FieldDivision
 
     def install(self, layer: SeededDropout, group: dist.ProcessGroup) -> None:
-        """Set the numbers of the cells (or windows) of each rank in the layer.
+        """Tell the layer which cells (or windows) each rank has, as indices in the complete field.
 
         Args:
             layer: the dropout layer.

@@ -85,12 +85,12 @@ def plan_unet(model: UNet, num_parts: tuple[int, int]) -> DomainPlan:
 
 
 def list_rules(module: nn.Module, levels: list[FieldDivision], number: int) -> Iterator[tuple[str, DomainRule]]:
-    """Yield (path, rule) for each layer in a part of the network that needs a rule.
+    """Yield (path, rule) for each layer of `module` that needs a rule.
 
     Args:
         module: a level of the encoder or decoder, or a different part whose output has the resolution of one level.
-        levels: division of each level.
-        number: index of the level of the output of `module`.
+        levels: for each level, how its field is divided among the ranks.
+        number: index in `levels` of the level at which `module` ends.
     """
     level = levels[number]
     for path, layer in module.named_modules():
