@@ -69,7 +69,7 @@ def test_adapters_with_noise(small_run: Path, command) -> None:
     # Without adapters, a checkpoint continues its own run, which has no noise.
     refused = command("train", config, f"save_loc={small_run / 'other'}", f"trainer.resume={base}", noise, *ENSEMBLE)
     assert refused.returncode == 1
-    assert "To change model.noise, begin a new run with weights of credit convert --export" in refused.stderr
+    assert "To change model.noise, start a new run with weights of credit convert --export" in refused.stderr
 
     # The run is stopped after its first step, and continued.
     checked = command("check", *run)

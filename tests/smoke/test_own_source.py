@@ -86,7 +86,7 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
         (["data.sources.0.type=npz_archiv"],
          ['type: "npz_archiv" is not a registered source', 'did you mean "npz_archive"']),
         (["data.sources.0.path=data.nc"], ["data.sources.0", "path", "type", "both are given"]),
-        (["data.sources.0.format=grib"], ["data.sources.0", "format is for files"]),
+        (["data.sources.0.format=grib"], ["data.sources.0", "format is only for files"]),
         (["data.sources.0.options.folder=nowhere"],
          ["data.sources.0 (npz_archive)", "FileNotFoundError", "lab_archive.py, line"]),
         (["data.variables.prognostic.vars_2D=[t2m, ssr]"], ['"ssr" is in no file of data.sources']),

@@ -87,7 +87,7 @@ def test_a_run_that_stops_early_writes_the_steps_so_far(small_run: Path, command
         (["--profile", "trainer.max_steps=9"], "write overrides before --profile"),
         (["--profile", "30"], "the run ends at step 16"),
         (["--profile-rank", "0"], "needs --profile"),
-        (["--profile", "3", "--profile-rank", "1"], "the run has 1; choose at most 0"),
+        (["--profile", "3", "--profile-rank", "1"], "the number of ranks is 1; choose at most 0"),
     ],
 )
 def test_wrong_requests_are_refused(small_run: Path, command, options: list[str], message: str) -> None:

@@ -43,8 +43,8 @@ class ProfileRequest:
         """
         if self.trace_rank >= world:
             raise ConfigError(
-                f"--profile-rank {self.trace_rank}: the run has {world} ranks, counted from 0; choose at most "
-                f"{world - 1}"
+                f"--profile-rank {self.trace_rank}: ranks are counted from 0, and the number of ranks is {world}; "
+                f"choose at most {world - 1}"
             )
         first_step = self.first_step
         if first_step is None:

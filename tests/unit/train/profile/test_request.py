@@ -59,5 +59,5 @@ def test_a_profile_ends_before_the_last_step() -> None:
 def test_steps_of_the_past_and_missing_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="continues after step 30; begin at 32"):
         ProfileRequest(10, 31).choose_first_step(steps_taken=30, total_steps=100, world=1)
-    with pytest.raises(ConfigError, match="--profile-rank 2.* the run has 2 ranks, counted from 0; choose at most 1"):
+    with pytest.raises(ConfigError, match="--profile-rank 2.* the number of ranks is 2; choose at most 1"):
         ProfileRequest(10, trace_rank=2).choose_first_step(steps_taken=0, total_steps=100, world=2)
