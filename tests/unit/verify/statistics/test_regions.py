@@ -70,7 +70,7 @@ def test_a_region_without_a_cell_is_named() -> None:
         ({"regions": ["global", "europ"]}, '"europ" is not a known region; .* in boxes; did you mean "europe"'),
         ({"regions": ["europe"]}, "must contain global"),
         ({"regions": ["global", "europe", "europe"]}, "contains a region twice"),
-        ({"boxes": {"arctic": {"lat": [70, 90]}}}, '"arctic" is the name of one of the regions'),
+        ({"boxes": {"arctic": {"lat": [70, 90]}}}, '"arctic" is the name of a built-in region'),
         ({"boxes": {"here": {"lat": [50, 40]}}}, r"\[50, 40\] is not \[south, north\]"),
         ({"boxes": {"here": {"lon": [-190, 40]}}}, r"\[-190, 40\] is not \[west, east\]"),
     ],
