@@ -182,7 +182,7 @@ def compute_seasonal_scores(
 
 @lru_cache(maxsize=4)
 def _count_sampled_blocks(num_cases: int, num_blocks: int) -> np.ndarray:
-    """Return how often each bootstrap resample contains the block that starts at each case.
+    """Count the occurrences of the block that starts at each case in each bootstrap resample.
 
     Args:
         num_cases: number N of cases.

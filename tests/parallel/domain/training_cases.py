@@ -33,7 +33,7 @@ CASES = {
     "ensemble": Case(True, False, 1, 2, "pixel_shuffle", members=2, rows=15, samples=2, steps=3),
     "ensemble with a global mean": Case(False, True, 1, 1, "transposed", members=2, global_mean=1.0, samples=2),
     "bfloat16": Case(True, True, 1, 2, "pixel_shuffle", amp=True, rows=15, samples=4, steps=3),
-    "float64": Case(False, False, 1, 1, "transposed", rows=15, samples=4, steps=20, double=True),
+    "float64": Case(False, False, 2, 1, "transposed", rows=15, samples=4, steps=20, double=True),
 }
 # Every mesh meets a long rollout or an ensemble; every pair of a mesh axis and the domain meets float64.
 CASES_OF_MESH = {
