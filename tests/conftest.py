@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 
 def pytest_collection_finish() -> None:
-    """Exclude modules and tests from the search for garbage, which else takes about 4 % of the CPU time."""
+    """Exclude modules and tests from garbage collection, which would take about 4 % of the CPU time."""
     gc.collect()
     gc.freeze()
 
@@ -25,7 +25,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with the larger data sets, next to the repository; tests that need it are skipped where it is absent."""
+    """Folder with the larger data sets, next to the repository. Tests that need it are skipped if it is absent."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
@@ -34,5 +34,5 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _use_one_thread() -> None:
-    """Compute on one thread: the tests run in several processes at once."""
+    """Compute on one thread, because tests run in several processes at once."""
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Isolation of the registries: what a test registers is forgotten afterwards."""
+"""Isolation of the registries: kinds that a test registers are removed after the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGISTRIES = (
 def isolate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every registry a copy of its kinds for the duration of a test."""
     for kinds in REGISTRIES:
-        # Kinds that are imported during the test for the first time would be forgotten for good: import them before.
+        # A kind whose module is first imported during the test would be lost after it, so import all kinds before.
         for name in kinds.names():
             kinds.find_class(name)
         monkeypatch.setattr(kinds, "_classes", dict(kinds._classes))

@@ -281,7 +281,6 @@ def _open_data_and_forecasts(
     Raises:
         DataError: if the data or the forecasts cannot be opened.
     """
-    from credit.calendar import parse_duration
     from credit.forecast.io.forecast_reader import open_forecasts
     from credit.train.build.model import build_forecast_mesh
     from credit.train.build.open_data import open_reader_on_rank0
@@ -290,8 +289,7 @@ def _open_data_and_forecasts(
     if not online:
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
         return open_reader_on_rank0(config.data), archive, WorkShare(process.rank, process.world)
-    timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
-    mesh = build_forecast_mesh(config.inference.parallelism, process, device_type, timeout_minutes)
+    mesh = build_forecast_mesh(config.inference.parallelism, process, device_type)
     if model_config is None:
         truth_reader, forecasts = _open_online_forecasts(config, process, mesh, has_other_truth=False)
     else:

@@ -324,22 +324,14 @@ class DeviceGrid:
         return text
 
 
-def build_mesh(
-    degrees: ParallelDims,
-    rank: int,
-    device_type: str,
-    *,
-    shares_weights: bool = True,
-    timeout_minutes: int | None = None,
-) -> DeviceGrid:
-    """Collective: build the mesh of all ranks and its process groups.
+def build_mesh(degrees: ParallelDims, rank: int, device_type: str, *, shares_weights: bool = True) -> DeviceGrid:
+    """Collective: build the mesh of all ranks and its process groups, which have the timeout of the group of all ranks.
 
     Args:
         degrees: length of each axis; replicate x shard x domain x tensor is the number of ranks.
         rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
         shares_weights: False if every rank has the whole network, and only ensemble members are divided among ranks.
-        timeout_minutes: timeout in minutes of the collectives; None for torch's default.
     """
     if degrees.world == 1:
         return DeviceGrid()
@@ -355,7 +347,7 @@ def build_mesh(
         for axis in ("replicate", "domain", "tp"):
             if axis_sizes[axis] == 1:
                 del axis_sizes[axis]
-        device_mesh = build_axis_mesh(device_type, axis_sizes, timeout_minutes)
+        device_mesh = build_axis_mesh(device_type, axis_sizes)
     grid = DeviceGrid(degrees, rank, device_mesh)
     if degrees.ensemble == 1:
         return replace(grid, same_fields_group=grid.field_group)
@@ -363,9 +355,9 @@ def build_mesh(
     ranks_SEDT = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.domain, degrees.tensor)
     # Only ranks with the same part of the fields and of the split layers exchange members: S x D x T groups of E ranks.
     ensemble_ranks_GN = ranks_SEDT.permute(0, 2, 3, 1).flatten(0, 2)
-    ensemble_group = build_group(ensemble_ranks_GN, device_type, "ensemble", timeout_minutes)
+    ensemble_group = build_group(ensemble_ranks_GN, device_type, "ensemble")
     same_fields_group = ensemble_group
     if degrees.tensor > 1 and not degrees.sequence_parallel:
         sample_ranks_GN = ranks_SEDT.transpose(1, 2).flatten(0, 1).flatten(1)
-        same_fields_group = build_group(sample_ranks_GN, device_type, "sample", timeout_minutes)
+        same_fields_group = build_group(sample_ranks_GN, device_type, "sample")
     return replace(grid, ensemble_group=ensemble_group, same_fields_group=same_fields_group)

@@ -1,4 +1,4 @@
-"""A browser for the tests of this folder, and pages to look at."""
+"""Fixtures of a browser and of a folder for pages."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from tests.browser.chromium import EXECUTABLE, Chromium
 
 
 @pytest.fixture(scope="session")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+def _session_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     if EXECUTABLE is None:
         pytest.skip("there is no Chromium on this machine")
-    running = Chromium(tmp_path_factory.mktemp("profile"))
-    yield running
-    running.close()
+    browser = Chromium(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
-def browser(_running: Chromium) -> Iterator[Chromium]:
-    """A browser; after each test there must have been no problem and no request but for files and data."""
-    _running.problems.clear()
-    _running.requests.clear()
-    _running.show(1280, 900)
-    yield _running
-    assert _running.problems == []
-    assert [own for own in _running.requests if not own.startswith(("file:", "data:", "about:"))] == []
+def browser(_session_browser: Chromium) -> Iterator[Chromium]:
+    """Browser that fails a test with console messages, or with requests other than for files and data."""
+    _session_browser.problems.clear()
+    _session_browser.requests.clear()
+    _session_browser.show(1280, 900)
+    yield _session_browser
+    assert _session_browser.problems == []
+    assert [
+        address for address in _session_browser.requests if not address.startswith(("file:", "data:", "about:"))
+    ] == []
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pages are written."""
+    """Folder of the pages."""
     return tmp_path_factory.mktemp("pages")

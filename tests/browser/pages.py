@@ -1,4 +1,4 @@
-"""Reports of made-up scores."""
+"""Reports of artificial scores."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def _make_thresholds(sums: Iterable[str], members: int) -> EventResults:
 def make_table(
     channels: Sequence[Channel], other: str | None = None, members: int = 1, wind: bool = False, events: bool = False
 ) -> ScoreTable:
-    """Return scores of a model of so many members and, if named, of another forecast that lacks the last row."""
+    """Return scores of a model with `members` members and of baselines.
+
+    If `other` is given, another forecast of this name has scores of all rows but the last.
+    """
     rows = TableRows(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
     count = len(channels) + wind
     sums = {}
@@ -73,25 +76,25 @@ def make_table(
         sums[name] = _make_sums(size, seed, count, members if name == "model" else 1), list(range(count))
     if other is not None:
         sums[other] = _make_sums(1.2, 9, count - 1, 1), list(range(count - 1))
-    facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {
+    attributes = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {
         "n_cases": len(_INITIAL),
         "level_units": "hPa",
         "initial_times": "2001",
     }
     thresholds = _make_thresholds(sums, members) if events else None
     return build_table(
-        sums, TableAxes(rows, LEADS, cases_by_season(_INITIAL, _CALENDAR), REGIONS), facts, None, thresholds
+        sums, TableAxes(rows, LEADS, cases_by_season(_INITIAL, _CALENDAR), REGIONS), attributes, None, thresholds
     )
 
 
-def without(table: ScoreTable, metric: str) -> ScoreTable:
-    """Return a table with nothing but NaN for one score."""
+def remove_score(table: ScoreTable, metric: str) -> ScoreTable:
+    """Return a table in which all values of one score are NaN."""
     names = [name for name in table.dataset if str(name).startswith(metric)]
     return ScoreTable(table.dataset.assign({name: xr.full_like(table.dataset[name], np.nan) for name in names}))
 
 
 def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Path]] = ()) -> Path:
-    """Write the report of a table with figures, (caption, path) each."""
+    """Write the report of a table with figures, given as (caption, path)."""
     verification = SimpleNamespace(
         table=table,
         grid=make_grid(),

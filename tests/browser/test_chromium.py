@@ -1,4 +1,4 @@
-"""The browser of the tests notices what it is there to notice."""
+"""The browser of the tests records problems and requests, and raises errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ new Image().src = "http://127.0.0.1:9/wanted.png";
 </script>"""
 
 
-def test_problems_and_requests_are_noticed(browser: Chromium, tmp_path: Path) -> None:
+def test_problems_and_requests_are_recorded(browser: Chromium, tmp_path: Path) -> None:
     (tmp_path / "bad.html").write_text(PAGE)
     browser.open(tmp_path / "bad.html")
     browser.evaluate("new Promise((done) => setTimeout(done, 200))")
@@ -29,7 +29,7 @@ def test_problems_and_requests_are_noticed(browser: Chromium, tmp_path: Path) ->
     browser.requests.clear()
 
 
-def test_what_cannot_be_done_is_an_error(browser: Chromium, tmp_path: Path) -> None:
+def test_impossible_actions_raise_errors(browser: Chromium, tmp_path: Path) -> None:
     (tmp_path / "empty.html").write_text("<!DOCTYPE html><html data-ready='true'><select id='own'></select></html>")
     browser.open(tmp_path / "empty.html")
     with pytest.raises(PageError, match="#none: is not there"):

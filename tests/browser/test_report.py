@@ -1,4 +1,4 @@
-"""report.html in a browser: what is drawn is what was scored, and everything that can be pressed works."""
+"""report.html in a browser: drawn curves equal the scores, and all controls work."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from PIL import Image
 from credit.channels import Channel
 from credit.verify.table.table import WIND_METRICS, ScoreTable
 from tests.browser.chromium import Chromium
-from tests.browser.pages import make_table, without, write_page
+from tests.browser.pages import make_table, remove_score, write_page
 
-NASTY = '<b>t&"'  # a name may contain anything
+MARKUP_NAME = '<b>t&"'  # A name may contain any character.
 OTHER = "other </script> <i>&'"
 CHANNELS = [
     Channel("u500", "u", 500.0, "prognostic"),
     Channel("v500", "v", 500.0, "prognostic"),
     Channel("z850", "z", 850.0, "prognostic"),
     Channel("z500", "z", 500.0, "prognostic"),
-    Channel(NASTY, NASTY, None, "prognostic"),
+    Channel(MARKUP_NAME, MARKUP_NAME, None, "prognostic"),
 ]
 
 
@@ -36,10 +36,10 @@ def page(table: ScoreTable, folder: Path) -> Path:
     return write_page(table, folder / "full")
 
 
-def drawn_curve(browser: Chromium, forecast: str) -> np.ndarray:
-    """Return a drawn curve's values, read off the axis by two of its ticks."""
-    place = json.dumps(f'#chart .curve[data-forecast="{forecast}"]')
-    path = browser.evaluate(f"document.querySelector({place})?.getAttribute('d')")
+def read_drawn_curve(browser: Chromium, forecast: str) -> np.ndarray:
+    """Return the values of a drawn curve, computed from the positions of two ticks of the axis."""
+    selector = json.dumps(f'#chart .curve[data-forecast="{forecast}"]')
+    path = browser.evaluate(f"document.querySelector({selector})?.getAttribute('d')")
     if path is None:
         return np.array([])
     ticks = browser.evaluate(
@@ -50,14 +50,14 @@ def drawn_curve(browser: Chromium, forecast: str) -> np.ndarray:
     return first + (y - y_first) * (last - first) / (y_last - y_first)
 
 
-def drawn_range(browser: Chromium) -> float:
-    """Return the distance of the first and the last tick of the values."""
+def read_axis_range(browser: Chromium) -> float:
+    """Return the difference between the last and the first tick of the value axis."""
     ticks = browser.evaluate("[...document.querySelectorAll('#chart .tick-y')].map((own) => own.textContent)")
     return float(ticks[-1].replace("−", "-")) - float(ticks[0].replace("−", "-"))
 
 
-def listed(browser: Chromium, forecast: str) -> np.ndarray:
-    """Return a forecast's values in the table of all lead times."""
+def read_listed_values(browser: Chromium, forecast: str) -> np.ndarray:
+    """Return the values of a forecast in the table of all lead times."""
     texts = browser.evaluate(
         "[...document.querySelectorAll('#values tbody td')]"
         f".filter((own) => own.dataset.forecast === {json.dumps(forecast)}).map((own) => own.firstChild.textContent)"
@@ -65,15 +65,15 @@ def listed(browser: Chromium, forecast: str) -> np.ndarray:
     return np.array([float(text.replace("−", "-")) for text in texts])
 
 
-def shown_texts(browser: Chromium, selector: str) -> list[str]:
+def read_texts(browser: Chromium, selector: str) -> list[str]:
     return browser.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map((own) => own.textContent)")
 
 
 def check_curves(browser: Chromium, table: ScoreTable, curves: dict[str, np.ndarray]) -> None:
-    """Compare what is drawn and listed with the expected curves."""
+    """Compare drawn and listed values with the expected curves."""
     for forecast, expected in curves.items():
-        np.testing.assert_allclose(drawn_curve(browser, forecast), expected, atol=0.002 * drawn_range(browser))
-        np.testing.assert_allclose(listed(browser, forecast), expected, rtol=6e-4)
+        np.testing.assert_allclose(read_drawn_curve(browser, forecast), expected, atol=0.002 * read_axis_range(browser))
+        np.testing.assert_allclose(read_listed_values(browser, forecast), expected, rtol=6e-4)
 
 
 @pytest.mark.parametrize(
@@ -87,22 +87,22 @@ def check_curves(browser: Chromium, table: ScoreTable, curves: dict[str, np.ndar
         ("v500", "500", "activity_ratio", "tropics", "MAM"),
     ],
 )
-def test_what_is_drawn_is_what_was_scored(
+def test_drawn_curves_equal_scores(
     browser: Chromium, page: Path, table: ScoreTable, channel: str, level: str, metric: str, region: str, season: str
 ) -> None:
     browser.open(page)
-    chosen = {"variable": channel[0], "level": level, "score": metric, "region": region, "season": season}
-    for key, value in chosen.items():
+    choices = {"variable": channel[0], "level": level, "score": metric, "region": region, "season": season}
+    for key, value in choices.items():
         browser.choose(f"#choose-{key}", value)
     curves = {name: table.scores_by_lead(name, channel, metric, region, season) for name in table.forecasts}
     curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).all()}
     assert ("climatology" in curves) == (metric not in ("acc", "spread_skill"))
-    assert len(shown_texts(browser, "#chart .curve")) == len(curves)
+    assert len(read_texts(browser, "#chart .curve")) == len(curves)
     check_curves(browser, table, {name: curves[name] for name in set(curves) - {OTHER}})
 
 
 def test_another_forecast_is_drawn_above_the_model(browser: Chromium, page: Path) -> None:
-    """It is the thinner of the two, so that both are seen where they hardly differ."""
+    """Its line is thinner, so that both lines are visible where they are nearly equal."""
     browser.open(page)
     read = "(own) => [own.dataset.forecast, own.getAttribute('stroke-width')]"
     curves = browser.evaluate(f"[...document.querySelectorAll('#chart .curve')].map({read})")
@@ -113,33 +113,33 @@ def test_another_forecast_is_drawn_above_the_model(browser: Chromium, page: Path
 def test_intervals_and_wind_vectors(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page)
     browser.choose("#choose-variable", "wind (vector)")
-    assert "RMSE of the wind vector of wind (vector) at 500 hPa (m² s⁻²)" in shown_texts(browser, "#chart-title")[0]
+    assert "RMSE of the wind vector of wind (vector) at 500 hPa (m² s⁻²)" in read_texts(browser, "#chart-title")[0]
     wind_scores = table.dataset.sel(forecast="model", season="all", region="global").isel(wind=0)
     check_curves(browser, table, {"model": wind_scores[WIND_METRICS["rmse"]].values})
     browser.choose("#choose-lead", "72")
     low, high = (float(wind_scores[f"wind_vector_rmse_{end}"].sel(lead=72.0)) for end in ("low", "high"))
-    texts = shown_texts(browser, '#legend tr[data-forecast="model"] .range')[0].split(" to ")
+    texts = read_texts(browser, '#legend tr[data-forecast="model"] .range')[0].split(" to ")
     np.testing.assert_allclose([float(text) for text in texts], [low, high], rtol=6e-4)
-    assert len(shown_texts(browser, "#chart .interval")) == 4  # the other forecast lacks this row
+    assert len(read_texts(browser, "#chart .interval")) == 4  # The other forecast has no scores of the wind vector.
     browser.choose("#choose-season", "MAM")
-    assert "no intervals at 1 lead times" in shown_texts(browser, "#meaning")[0]
+    assert "no intervals at 1 lead times" in read_texts(browser, "#meaning")[0]
 
 
 def test_events_and_precipitation_are_of_their_channel(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page, "#variable=z&level=500&score=brier_skill:high&region=tropics")
-    assert shown_texts(browser, "#chart-title")[0].startswith("Brier skill score: high of z at 500 hPa, Tropics")
-    assert "The event: z500 above 50000 m2 s-2." in shown_texts(browser, "#meaning")[0]
+    assert read_texts(browser, "#chart-title")[0].startswith("Brier skill score: high of z at 500 hPa, Tropics")
+    assert "The event: z500 above 50000 m2 s-2." in read_texts(browser, "#meaning")[0]
     names = [name for name in table.forecasts if name != OTHER]
     curves = {name: table.scores_by_lead(name, "z500", "brier_skill:high", "tropics") for name in names}
     assert (curves["climatology"] == 0).all()
     check_curves(browser, table, curves)
-    assert len(shown_texts(browser, "#chart .interval")) == 5
+    assert len(read_texts(browser, "#chart .interval")) == 5
     browser.choose("#choose-score", "seeps")
     check_curves(browser, table, {name: table.scores_by_lead(name, "z500", "seeps", "tropics") for name in names})
     browser.choose("#choose-level", "850")
-    assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error (RMSE) of z at 850 hPa")
-    offered = browser.evaluate("[...document.querySelectorAll('#choose-score option')].map((own) => own.value)")
-    assert "rmse" in offered and not {"seeps", "brier:high"} & set(offered)
+    assert read_texts(browser, "#chart-title")[0].startswith("Root-mean-square error (RMSE) of z at 850 hPa")
+    options = browser.evaluate("[...document.querySelectorAll('#choose-score option')].map((own) => own.value)")
+    assert "rmse" in options and not {"seeps", "brier:high"} & set(options)
 
 
 def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path, table: ScoreTable) -> None:
@@ -152,10 +152,10 @@ def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path,
     difference = table.comparison("rmse_difference", "v500")[2] * 100
     significance = "significant" if table.comparison("significant", "v500")[2] else "not significant"
     expected = f"v500, 24 h, Global: RMSE {difference:+.1f} % against Best baseline ({significance}).".replace("-", "−")
-    assert shown_texts(browser, "#card-reading") == [expected]
+    assert read_texts(browser, "#card-reading") == [expected]
     for key in ("ArrowDown", "ArrowLeft", "Enter"):
         browser.press(key)
-    assert "z850, 12 h" in shown_texts(browser, "#card-reading")[0]
+    assert "z850, 12 h" in read_texts(browser, "#card-reading")[0]
 
 
 @pytest.mark.parametrize("reference", ["best_baseline", OTHER])
@@ -164,7 +164,7 @@ def test_the_scorecard(browser: Chromium, page: Path, table: ScoreTable, referen
     browser.choose("#choose-region", "tropics")
     browser.choose("#choose-against", reference)
     for number, channel in enumerate(table.channels):
-        texts = shown_texts(browser, f'#scorecard td[data-row="{number}"]')
+        texts = read_texts(browser, f'#scorecard td[data-row="{number}"]')
         difference = table.comparison("rmse_difference", channel, reference, "tropics") * 100
         significant = table.comparison("significant", channel, reference, "tropics")
         for text, value, is_significant in zip(texts, difference, significant, strict=True):
@@ -172,52 +172,52 @@ def test_the_scorecard(browser: Chromium, page: Path, table: ScoreTable, referen
                 value, abs=0.51 if abs(value) > 9.9 else 0.06
             )
             assert text.endswith("*") == bool(is_significant)
-    assert any(text.endswith("*") for text in shown_texts(browser, "#scorecard td"))
+    assert any(text.endswith("*") for text in read_texts(browser, "#scorecard td"))
 
 
 def test_scores_of_events_and_precipitation_are_in_the_scorecard(
     browser: Chromium, page: Path, table: ScoreTable
 ) -> None:
-    """A press on one of their cells shows them, one on another row of the same channel its RMSE again."""
+    """A click on their cells shows these scores. A click on another row of the same channel shows its RMSE again."""
     browser.open(page)
-    heads = shown_texts(browser, "#scorecard tbody th")
+    heads = read_texts(browser, "#scorecard tbody th")
     for name, score in (("z500: SEEPS", "seeps"), ("high: Brier score", "brier:high")):
         number = heads.index(name)
         browser.click(f'#scorecard td[data-row="{number}"][data-lead="2"]')
         assert browser.evaluate("document.getElementById('choose-score').value") == score
-        assert len(shown_texts(browser, f'#scorecard td.chosen[data-row="{number}"]')) == 1
+        assert len(read_texts(browser, f'#scorecard td.chosen[data-row="{number}"]')) == 1
         metric, _, event = score.partition(":")
         difference = table.comparison(f"{metric}_difference:{event}", "z500")[2] * 100
         expected = f"{name}, 24 h, Global: {difference:+.1f} % against Best baseline".replace("-", "−")
-        assert shown_texts(browser, "#card-reading")[0].startswith(expected)
+        assert read_texts(browser, "#card-reading")[0].startswith(expected)
     browser.click(f'#scorecard td[data-row="{table.channels.index("z500")}"][data-lead="2"]')
     assert browser.evaluate("document.getElementById('choose-score').value") == "rmse"
 
 
-def test_a_reference_without_a_row(browser: Chromium, page: Path, table: ScoreTable) -> None:
+def test_reference_without_scores_of_a_row(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page)
     browser.choose("#choose-against", OTHER)
     wind = len(table.channels)
-    assert shown_texts(browser, f'#scorecard td[data-row="{wind}"]') == [""] * 6
+    assert read_texts(browser, f'#scorecard td[data-row="{wind}"]') == [""] * 6
     browser.click(f'#scorecard td[data-row="{wind}"][data-lead="0"]')
-    assert "no score of" in shown_texts(browser, "#card-reading")[0]
+    assert "no score of" in read_texts(browser, "#card-reading")[0]
 
 
 def test_the_chart_is_read_by_mouse_and_keyboard(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page, "#variable=z&level=500&lead=24")
     value = '#legend tr[data-forecast="model"] .value'
     curve = table.scores_by_lead("model", "z500")
-    assert float(shown_texts(browser, value)[0]) == pytest.approx(curve[2], rel=6e-4)
+    assert float(read_texts(browser, value)[0]) == pytest.approx(curve[2], rel=6e-4)
     browser.point("#chart", 0.96)
-    assert shown_texts(browser, "#reading-lead") == ["at 240 h (10 d)"]
-    assert float(shown_texts(browser, value)[0]) == pytest.approx(curve[-1], rel=6e-4)
+    assert read_texts(browser, "#reading-lead") == ["at 240 h (10 d)"]
+    assert float(read_texts(browser, value)[0]) == pytest.approx(curve[-1], rel=6e-4)
     browser.point("h1")
-    assert shown_texts(browser, "#reading-lead") == ["at 24 h"]
+    assert read_texts(browser, "#reading-lead") == ["at 24 h"]
     browser.click("#chart", 0.96)
     assert "lead=240" in browser.evaluate("location.hash")
     browser.evaluate("document.getElementById('chart').focus()")
     browser.press("ArrowLeft")
-    assert shown_texts(browser, "#reading-lead") == ["at 72 h (3 d)"]
+    assert read_texts(browser, "#reading-lead") == ["at 72 h (3 d)"]
     browser.press("Home")
     assert browser.evaluate("document.getElementById('chart').getAttribute('aria-valuetext')").startswith("6 h: Model ")
 
@@ -235,34 +235,34 @@ def test_forecasts_are_switched_off_and_on(browser: Chromium, page: Path) -> Non
     for pressed, curves in (("false", 4), ("true", 5)):
         browser.click(button)
         assert browser.evaluate(f"document.querySelector('{button}').getAttribute('aria-pressed')") == pressed
-        assert len(shown_texts(browser, "#chart .curve")) == curves
-        assert len(shown_texts(browser, "#values thead th")) == curves + 1
+        assert len(read_texts(browser, "#chart .curve")) == curves
+        assert len(read_texts(browser, "#values thead th")) == curves + 1
 
 
-def test_the_address_brings_a_view_back(browser: Chromium, page: Path) -> None:
+def test_address_restores_view(browser: Chromium, page: Path) -> None:
     browser.open(page)
-    browser.choose("#choose-variable", NASTY)
+    browser.choose("#choose-variable", MARKUP_NAME)
     browser.choose("#choose-score", "acc")
     browser.choose("#choose-against", OTHER)
     browser.click('#legend tr[data-forecast="persistence"] button')
-    address, title = browser.evaluate("location.hash"), shown_texts(browser, "#chart-title")
-    assert "<" not in address and title[0].startswith(f"Anomaly correlation of {NASTY}, Global")
+    address, title = browser.evaluate("location.hash"), read_texts(browser, "#chart-title")
+    assert "<" not in address and title[0].startswith(f"Anomaly correlation of {MARKUP_NAME}, Global")
     browser.open(page, address)
-    assert shown_texts(browser, "#chart-title") == title
+    assert read_texts(browser, "#chart-title") == title
     assert browser.evaluate("document.getElementById('choose-against').value") == OTHER
-    assert drawn_curve(browser, "persistence").size == 0 and drawn_curve(browser, "model").size == 6
+    assert read_drawn_curve(browser, "persistence").size == 0 and read_drawn_curve(browser, "model").size == 6
     browser.evaluate("void (location.hash = '#variable=z&level=850&score=mae')")
     browser.wait("document.getElementById('chart-title').textContent.startsWith('Mean absolute error of z at 850 hPa')")
     browser.open(page, "#variable=none&level=x&score=y&lead=7&region=mars&hide=nobody")
-    assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error")
+    assert read_texts(browser, "#chart-title")[0].startswith("Root-mean-square error")
 
 
 def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
     browser.open(page)
-    assert NASTY in shown_texts(browser, "#scorecard tbody th")
-    assert OTHER in shown_texts(browser, "#choose-against option")
+    assert MARKUP_NAME in read_texts(browser, "#scorecard tbody th")
+    assert OTHER in read_texts(browser, "#choose-against option")
     assert browser.evaluate("document.querySelectorAll('main b, main i').length") == 0
-    members, notice = shown_texts(browser, ".notice")
+    members, notice = read_texts(browser, ".notice")
     assert f"Model 5, {OTHER} 1." in members and notice == "A <short> notice & more"
 
 
@@ -276,9 +276,9 @@ def lightness(browser: Chromium, selector: str, kind: str) -> float:
 def test_light_and_dark(browser: Chromium, page: Path, dark: bool) -> None:
     browser.show(1280, 900, dark=dark)
     browser.open(page)
-    for place in ("#interactive", "select"):
-        paper, ink = (lightness(browser, place, kind) for kind in ("backgroundColor", "color"))
-        assert (paper < 50 and ink > 200) if dark else (paper > 240 and ink < 60), place
+    for selector in ("#interactive", "select"):
+        paper, ink = (lightness(browser, selector, kind) for kind in ("backgroundColor", "color"))
+        assert (paper < 50 and ink > 200) if dark else (paper > 240 and ink < 60), selector
 
 
 @pytest.mark.parametrize("other", [OTHER, "wxformer_1deg_6h_residual_dropout0.1_seed1000_again"])
@@ -290,7 +290,7 @@ def test_no_page_is_wider_than_its_screen(browser: Chromium, folder: Path, width
     browser.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     assert browser.evaluate("document.querySelector('#chart svg').getBoundingClientRect().right") <= width
-    browser.choose("#choose-variable", NASTY)
+    browser.choose("#choose-variable", MARKUP_NAME)
     legend, room = (
         f"document.querySelector('{selector}').getBoundingClientRect().width" for selector in ("#legend", "#curves")
     )
@@ -303,7 +303,7 @@ def test_the_chart_follows_the_screen(browser: Chromium, page: Path, table: Scor
     before = browser.evaluate(width)
     browser.show(360, 780, phone=True)
     browser.wait(f"{width} < {before} && {width} < 360")
-    check_curves(browser, table, {"model": table.scores_by_lead("model", NASTY)})
+    check_curves(browser, table, {"model": table.scores_by_lead("model", MARKUP_NAME)})
 
 
 def test_without_script_the_main_scores_are_there(browser: Chromium, page: Path, table: ScoreTable) -> None:
@@ -323,21 +323,21 @@ def test_a_single_channel(browser: Chromium, folder: Path) -> None:
     table = make_table(CHANNELS[-1:])
     browser.open(write_page(table, folder / "single"))
     assert browser.evaluate("document.getElementById('choose-variable').disabled") is True
-    check_curves(browser, table, {name: table.scores_by_lead(name, NASTY) for name in table.forecasts})
+    check_curves(browser, table, {name: table.scores_by_lead(name, MARKUP_NAME) for name in table.forecasts})
 
 
-def test_a_score_that_nothing_has(browser: Chromium, folder: Path) -> None:
-    browser.open(write_page(without(make_table(CHANNELS[:1]), "acc"), folder / "nothing"), "#score=acc")
+def test_score_without_values_shows_message(browser: Chromium, folder: Path) -> None:
+    browser.open(write_page(remove_score(make_table(CHANNELS[:1]), "acc"), folder / "nothing"), "#score=acc")
     message = browser.evaluate("document.getElementById('chart').innerText")
     assert "This score is not available for this selection." in message
-    assert shown_texts(browser, "#legend tbody tr") == []
+    assert read_texts(browser, "#legend tbody tr") == []
     browser.choose("#choose-score", "mae")
-    assert len(shown_texts(browser, "#chart .curve")) == 4
+    assert len(read_texts(browser, "#chart .curve")) == 4
 
 
 @pytest.fixture(scope="module")
 def figures_page(folder: Path) -> Path:
-    """A report with a wide figure, a small one and an animation."""
+    """Report with a wide figure, a small figure and an animation."""
     paths = folder / "wide.png", folder / "small.png", folder / "animation_t2m.gif"
     for path, width in zip(paths, (2200, 300, 946), strict=True):
         Image.new("RGB", (width, 200), "white").save(path)
@@ -345,7 +345,7 @@ def figures_page(folder: Path) -> Path:
 
 
 def test_a_wide_figure_keeps_its_size_in_its_frame_on_a_phone(browser: Chromium, figures_page: Path) -> None:
-    """So its letters are large enough to be read, and the page itself stays as wide as the screen."""
+    """Text in the figure stays readable, and the page is not wider than the screen."""
     browser.show(360, 780, phone=True)
     browser.open(figures_page)
     browser.click(".moving summary")
@@ -365,7 +365,7 @@ def test_a_wide_figure_keeps_its_size_in_its_frame_on_a_phone(browser: Chromium,
     assert browser.evaluate("document.querySelector('.narrow').checkVisibility()") is False
 
 
-def test_figures_do_not_glare_in_the_dark(browser: Chromium, figures_page: Path) -> None:
+def test_figures_are_dimmed_in_dark_mode(browser: Chromium, figures_page: Path) -> None:
     for dark in (False, True):
         browser.show(380, 780, dark=dark, phone=True)
         browser.open(figures_page)
@@ -377,7 +377,7 @@ def test_figures_do_not_glare_in_the_dark(browser: Chromium, figures_page: Path)
         assert shades == [0.82, round(0.82 * 255)] if dark else shades == [1, 255]
 
 
-def test_an_animation_moves_only_where_it_is_wanted(browser: Chromium, folder: Path) -> None:
+def test_animation_moves_only_when_opened(browser: Chromium, folder: Path) -> None:
     small, large = folder / "animation_t2m.gif", folder / "animation_z500.gif"
     frames = [Image.new("P", (300, 100), color=number) for number in range(3)]
     frames[0].save(small, save_all=True, append_images=frames[1:])
@@ -390,7 +390,7 @@ def test_an_animation_moves_only_where_it_is_wanted(browser: Chromium, folder: P
     assert browser.evaluate(seen) is True
     assert browser.evaluate("document.querySelector('.moving img').naturalWidth") == 300
     assert browser.evaluate("document.querySelector('.moving img').alt") == "t2m <moves>"
-    first, second = shown_texts(browser, ".moving")
+    first, second = read_texts(browser, ".moving")
     assert "t2m <moves>" in first and "too large; figures/animation_z500.gif" in second
     assert browser.evaluate("document.querySelector('.moving .still').checkVisibility()") is False
     browser.show(1280, 900, calm=True)

@@ -1,4 +1,4 @@
-"""Agents of torchrun that stand for nodes: each starts one rank and can be killed together with it."""
+"""Agents of torchrun that represent nodes: each starts one rank and can be killed together with it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 
 from tests.faults.ranks import REPOSITORY, free_port
 
-# As in the job script: a node is lost after 3 missed signs of life, and the others wait a few seconds for late ones.
+# As in the job script, a node is lost after 3 missed keep-alive messages. The others wait a few seconds for late
+# nodes.
 RENDEZVOUS = "keep_alive_interval=2,keep_alive_max_attempt=3,last_call_timeout=5,join_timeout=120"
 
 
 class Agents:
-    """A launch of ``credit train`` by several agents with one rank each, between `min_nodes` and all of them.
+    """Launch of ``credit train`` by several agents with one rank each, between `min_nodes` and all of them.
 
     Args:
         num_agents: number of agents.
-        min_nodes: smallest number of agents with which the launch goes on.
+        min_nodes: smallest number of agents with which the launch continues.
         arguments: arguments of ``credit``.
-        log_folder: folder for what each agent and its rank print, ``agent_N.log``.
+        log_folder: folder of the output of each agent and its rank, ``agent_N.log``.
         environ: further environment variables.
         max_restarts: largest number of restarts.
     """
@@ -32,7 +33,7 @@ class Agents:
         **environ: str,
     ) -> None:  # fmt: skip
         self.log_folder = log_folder
-        # The store of the rendezvous is that of the first agent, as on a cluster.
+        # The first agent hosts the store of the rendezvous, as on a cluster.
         endpoint = f"localhost:{free_port()}"
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY),
                      "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **environ}  # fmt: skip
@@ -51,7 +52,7 @@ class Agents:
                 )
 
     def kill(self, index: int) -> None:
-        """Kill an agent and its rank at once, as when their node dies."""
+        """Kill an agent and its rank at once, as if their node had failed."""
         # torchrun starts ranks in sessions of their own, so they are found as its children.
         process = self.processes[index]
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -70,11 +71,11 @@ class Agents:
         raise AssertionError(f"no agent has rank {rank}")
 
     def wait(self, timeout: float) -> list[int]:
-        """Wait for the agents that live; return the exit codes of all."""
+        """Wait until all agents have ended; return their exit codes."""
         return [process.wait(timeout) for process in self.processes]
 
     def log(self) -> str:
-        """Return what all agents and ranks have printed."""
+        """Return the output of all agents and ranks."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.log_folder.glob("agent_*.log")))
 
     def __enter__(self) -> Agents:

@@ -1,8 +1,13 @@
-"""A plugin (``plugins: [tests.faults.inject]``) that spoils the loss of chosen steps, as broken data or hardware would.
+"""Plugin (``plugins: [tests.faults.inject]``) that makes the loss of chosen steps wrong, like damaged data or hardware.
 
-The environment variable CREDIT_TEST_INJECT holds JSON: ``steps`` (from 0) whose batches are spoiled when they are
-first met, ``rank`` that does it (all without), ``always`` true to spoil the steps whatever their batch, ``factor`` of
-the loss (NaN without), ``error`` true to raise a DataError instead, ``shape`` true to add tensors that do not fit.
+The environment variable CREDIT_TEST_INJECT contains JSON with these keys:
+
+- ``steps``: steps, counted from 0. Their batches at the first visit have a wrong loss, also at later visits.
+- ``rank``: the rank with the wrong loss; all ranks by default.
+- ``always``: true to make the loss of these steps wrong for any batch.
+- ``factor``: factor of the loss; NaN by default.
+- ``error``: true to raise a DataError.
+- ``shape``: true to add tensors whose shapes differ, which raises a RuntimeError.
 """
 
 from __future__ import annotations
@@ -19,26 +24,26 @@ from credit.errors import DataError
 from credit.forecast.objectives.base import MicroStep
 from credit.forecast.objectives.deterministic import DeterministicRollout
 
-WHAT = json.loads(os.environ.get("CREDIT_TEST_INJECT", "{}"))
-_met: dict[int, tuple[int, ...]] = {}
-_right = DeterministicRollout.training_loss
+FAULT = json.loads(os.environ.get("CREDIT_TEST_INJECT", "{}"))
+_faulty_times: dict[int, tuple[int, ...]] = {}
+_original_loss = DeterministicRollout.training_loss
 
 
-def _spoiled_loss(self: DeterministicRollout, batch: Batch, micro_step: MicroStep) -> torch.Tensor:
-    loss = _right(self, batch, micro_step)
+def _faulty_loss(self: DeterministicRollout, batch: Batch, micro_step: MicroStep) -> torch.Tensor:
+    loss = _original_loss(self, batch, micro_step)
     step = micro_step.optimizer_step
     rank = dist.get_rank() if dist.is_initialized() else 0
-    if WHAT.get("rank", rank) != rank:
+    if FAULT.get("rank", rank) != rank:
         return loss
     times = batch.initial_minutes
-    if step in WHAT.get("steps", ()):
-        _met.setdefault(step, times)
-    spoiled = step in WHAT.get("steps", ()) if WHAT.get("always") else times in _met.values()
-    if spoiled and WHAT.get("error"):
+    if step in FAULT.get("steps", ()):
+        _faulty_times.setdefault(step, times)
+    is_faulty = step in FAULT.get("steps", ()) if FAULT.get("always") else times in _faulty_times.values()
+    if is_faulty and FAULT.get("error"):
         raise DataError("era5.nc: t2m cannot be read")
-    if spoiled and WHAT.get("shape"):
+    if is_faulty and FAULT.get("shape"):
         return loss + torch.zeros(2).add(torch.zeros(3)).sum()
-    return loss * WHAT.get("factor", math.nan) if spoiled else loss
+    return loss * FAULT.get("factor", math.nan) if is_faulty else loss
 
 
-DeterministicRollout.training_loss = _spoiled_loss
+DeterministicRollout.training_loss = _faulty_loss

@@ -1,4 +1,4 @@
-"""Starts the command on several ranks without a launcher that would look after them, as srun and mpiexec do."""
+"""Functions that start a command on several ranks without a launcher such as torchrun, which would end all ranks."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ from tests.parallel.forked import run_ranks
 REPOSITORY = Path(__file__).parents[2]
 
 
-def start(arguments: Sequence[str], ranks: int, log: Path | None = None, **environ: str) -> list[subprocess.Popen]:
-    """Start ``credit ARGUMENTS`` on `ranks` ranks of this host; what they say goes to files ``LOG.RANK`` or pipes."""
+def start_ranks(
+    arguments: Sequence[str], ranks: int, log: Path | None = None, **environ: str
+) -> list[subprocess.Popen]:
+    """Start ``credit ARGUMENTS`` on `ranks` ranks of this host; the output goes to files ``LOG.RANK`` or to pipes."""
     command = [sys.executable, "-m", "credit.cli.main", *arguments]
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **environ}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **environ}
     if ranks > 1:
-        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": str(free_port())}  # fmt: skip
+        variables |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
+                      "MASTER_PORT": str(free_port())}  # fmt: skip
     processes = []
     for rank in range(ranks):
         rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
         with nullcontext(subprocess.PIPE) if log is None else Path(f"{log}.{rank}").open("w") as out:
             processes.append(
-                subprocess.Popen(command, env=shared | rank_variables, stdout=out, stderr=subprocess.STDOUT, text=True)
+                subprocess.Popen(
+                    command, env=variables | rank_variables, stdout=out, stderr=subprocess.STDOUT, text=True
+                )
             )
     return processes
 
 
-def finish(arguments: Sequence[str], ranks: int = 1, timeout: float = 300.0, **environ: str) -> tuple[int, str]:
-    """Run the command to its end; return the largest exit code and what all ranks said."""
+def run_to_end(arguments: Sequence[str], ranks: int = 1, timeout: float = 300.0, **environ: str) -> tuple[int, str]:
+    """Run the command on all ranks until they end; return the largest exit code and all output."""
     if ranks == 1:
-        # A fork needs no imports. Several ranks are processes without a launcher, so that they must end by themselves.
+        # One rank runs in a fork, which needs no imports. Several ranks are new processes, to see if they end alone.
         return run_ranks("credit.cli.main", 1, *arguments, timeout=timeout, environment=environ)
-    processes = start(arguments, ranks, **environ)
+    processes = start_ranks(arguments, ranks, **environ)
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
@@ -49,7 +53,7 @@ def finish(arguments: Sequence[str], ranks: int = 1, timeout: float = 300.0, **e
 
 
 def wait_for_end(processes: Sequence[subprocess.Popen], timeout: float) -> list[int]:
-    """Wait for all; after `timeout` seconds those that are left are killed. Return the exit codes."""
+    """Wait for all processes, and kill those that run after `timeout` seconds. Return the exit codes."""
     deadline = time.monotonic() + timeout
     for process in processes:
         try:
@@ -61,7 +65,7 @@ def wait_for_end(processes: Sequence[subprocess.Popen], timeout: float) -> list[
 
 
 def free_port() -> int:
-    """Return a port that nobody listens to."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A run that is led astray: skipped steps, a way back without the batches that did it, and an end that says why."""
+"""Runs with wrong losses: skipped steps, a rollback that leaves out their batches, and a failure with its reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from credit.train.monitor.run_lock import RunLock
-from tests.faults.ranks import finish
+from tests.faults.ranks import run_to_end
 from tests.smoke.conftest import world
 from tests.smoke.test_train import rows
 
@@ -24,7 +24,7 @@ STEADY = ("trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "traine
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a world, its config and an undisturbed run, `clean`."""
+    """Folder with a small data set, its config and an undisturbed run in `clean`."""
     folder = world(tmp_path_factory.mktemp("astray"))
     train(folder, "clean", {})
     return folder
@@ -32,10 +32,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, name: str, fault: dict, *overrides: str, ranks: int = 1) -> tuple[int, str]:
     arguments = ["train", str(folder / "config.yml"), f"save_loc={folder / name}", *STEADY, *overrides]
-    return finish(arguments, ranks, CREDIT_TEST_INJECT=json.dumps(fault))
+    return run_to_end(arguments, ranks, CREDIT_TEST_INJECT=json.dumps(fault))
 
 
-def meta(folder: Path, name: str, step: int = 12) -> dict:
+def read_progression(folder: Path, name: str, step: int = 12) -> dict:
     return json.loads((folder / name / "checkpoints" / f"step_{step:08d}" / "meta.json").read_text())["progression"]
 
 
@@ -47,12 +47,12 @@ def test_single_bad_steps_are_skipped_and_counted(runs: Path) -> None:
     assert [step for step, _, loss, *_ in faulty_rows if loss is None] == [3, 7]
     assert faulty_rows[:2] == clean_rows[:2]
     assert output.count("loss or gradient is not finite; the step was skipped") == 2
-    assert meta(runs, "skipped")["left_out"] == []
+    assert read_progression(runs, "skipped")["left_out"] == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_three_in_a_row_lead_back_without_them(runs: Path, ranks: int) -> None:
-    """Blocks 5, 6, 7 are spoiled on one rank; the run goes back to step 4 and takes block 8 next but one."""
+def test_three_bad_steps_in_a_row_cause_rollback(runs: Path, ranks: int) -> None:
+    """Batches 5, 6 and 7 are wrong on one rank. The run returns to step 4, and after batch 4 continues with batch 8."""
     name = f"back{ranks}"
     batch = f"trainer.train_batch_size={4 // ranks}"
     exit_status, output = train(runs, name, {"steps": [5, 6, 7], "rank": ranks - 1}, batch, ranks=ranks)
@@ -60,20 +60,20 @@ def test_three_in_a_row_lead_back_without_them(runs: Path, ranks: int) -> None:
     assert "The run continues from step 4 and skips the samples of 2000-" in output
     faulty_rows, clean_rows = rows(runs / name), rows(runs / "clean")
     assert [row[0] for row in faulty_rows] == list(range(1, 13)) and all(math.isfinite(row[2]) for row in faulty_rows)
-    for (step, _, loss, *_), (_, _, other, *_) in zip(faulty_rows[:5], clean_rows[:5], strict=True):
-        assert loss == pytest.approx(other, rel=1e-5), step
+    for (step, _, loss, *_), (_, _, expected_loss, *_) in zip(faulty_rows[:5], clean_rows[:5], strict=True):
+        assert loss == pytest.approx(expected_loss, rel=1e-5), step
     assert faulty_rows[5][2] != pytest.approx(clean_rows[5][2], rel=1e-3), "another batch"
-    assert meta(runs, name) | {"losses": None} == meta(runs, name) | {
+    assert read_progression(runs, name) | {"losses": None} == read_progression(runs, name) | {
         "left_out": [5, 6, 7], "rollbacks": 1, "streak": [], "losses": None
     }  # fmt: skip
-    # what is left out stays left out when the run goes on from a checkpoint
+    # The batches stay left out if the run continues from a checkpoint.
     exit_status, output = train(runs, name, {}, batch, "trainer.max_steps=14", "trainer.validate_every=14", ranks=ranks)
     assert exit_status == 0 and [row[0] for row in rows(runs / name)] == list(range(1, 15)), output
-    assert meta(runs, name, 14)["left_out"] == [5, 6, 7]
+    assert read_progression(runs, name, 14)["left_out"] == [5, 6, 7]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None:
+def test_second_rollback_is_a_failure(runs: Path, ranks: int) -> None:
     name = f"stopped{ranks}"
     fault = {"steps": [5, 6, 7, 8], "always": True, "rank": 0}
     exit_status, output = train(runs, name, fault, f"trainer.train_batch_size={4 // ranks}", ranks=ranks)
@@ -88,8 +88,8 @@ def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None
     assert not (runs / name / "heartbeat.json").exists()
 
 
-def test_data_that_one_rank_cannot_read_fail_the_run(runs: Path) -> None:
-    """The first rank only sees that another is gone; the other says why, and STATUS keeps that."""
+def test_data_error_of_one_rank_fails_the_run(runs: Path) -> None:
+    """The first rank only loses its peer. The second rank reports the error, which STATUS must contain."""
     fault = {"steps": [5], "rank": 1, "error": True}
     exit_status, output = train(runs, "unread", fault, "trainer.train_batch_size=2", ranks=2)
     assert exit_status == 2 and "era5.nc: t2m cannot be read" in output, output
@@ -97,7 +97,7 @@ def test_data_that_one_rank_cannot_read_fail_the_run(runs: Path) -> None:
     assert (status["status"], status["reason"]) == ("failed", "era5.nc: t2m cannot be read")
 
 
-def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
+def test_loss_spike_causes_rollback(runs: Path) -> None:
     spike = "trainer.loss_spike={factor: 20, window: 5}"
     exit_status, output = train(runs, "spike", {"steps": [6], "factor": 1000}, spike)
     assert exit_status == 0, output
@@ -105,11 +105,13 @@ def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
     faulty_rows, clean_rows = rows(runs / "spike"), rows(runs / "clean")
     assert faulty_rows[:6] == clean_rows[:6]
     assert max(row[2] for row in faulty_rows) < 20 * clean_rows[0][2]
-    end = meta(runs, "spike")
-    assert (end["left_out"], end["spikes"], end["rollbacks"]) == ([6], 1, 0) and len(end["losses"]) == 5
+    progression = read_progression(runs, "spike")
+    assert (progression["left_out"], progression["spikes"], progression["rollbacks"]) == ([6], 1, 0) and len(
+        progression["losses"]
+    ) == 5
 
 
-def test_the_folder_of_a_living_job_is_refused(runs: Path) -> None:
+def test_folder_of_running_job_is_refused(runs: Path) -> None:
     (runs / "held").mkdir()
     with RunLock(runs / "held", "42"):
         exit_status, output = train(runs, "held", {})
@@ -119,10 +121,10 @@ def test_the_folder_of_a_living_job_is_refused(runs: Path) -> None:
         assert not (runs / "held" / "checkpoints").exists()
 
 
-def test_an_error_that_repeats_is_not_passing(runs: Path) -> None:
-    """torch raises RuntimeError for lost peers and for wrong shapes alike: the second start tells which it was."""
+def test_repeated_error_fails_the_run(runs: Path) -> None:
+    """torch raises RuntimeError for lost peers and for wrong shapes, so only a repeated error is permanent."""
     name, batch = "repeated", "trainer.train_batch_size=2"
-    # on the second rank alone, so that the first only sees that the other is gone
+    # The error is on the second rank only, so the first rank only loses its peer.
     shape = {"steps": [5], "rank": 1, "shape": True}
     for expected in ("requeue", "failed"):
         exit_status, output = train(runs, name, shape, batch, ranks=2)

@@ -1,4 +1,4 @@
-"""A run that loses nodes goes on with the ranks that are left, with the samples and losses of an undisturbed run."""
+"""Runs that lose nodes continue on the remaining ranks, with the samples and losses of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def wait_for_step(run: Path, step: int, agents: Agents, seconds: float = 300.0) 
 
 
 def kill_and_measure(agents: Agents, index: int, run: Path, limit: float) -> tuple[float, int]:
-    """Kill an agent with its rank; return the seconds until the next optimizer step is finished, and the step before.
+    """Kill an agent with its rank; return the seconds until the next optimizer step ends, and the resumed step.
 
-    The step before is that of the checkpoint from which the run continues.
+    The resumed step is that of the checkpoint from which the run continues.
     """
     metrics = run / "metrics.jsonl"
     inode = metrics.stat().st_ino
     agents.kill(index)
     kill_time = time.monotonic()
-    # The restarted run first replaces the file by one without the rows after the checkpoint.
+    # The restarted run first replaces the file by one without rows after the checkpoint.
     while metrics.stat().st_ino == inode:
         assert time.monotonic() < kill_time + limit, agents.log()
         time.sleep(0.02)
@@ -51,15 +51,15 @@ def kill_and_measure(agents: Agents, index: int, run: Path, limit: float) -> tup
     return time.monotonic() - kill_time, resumed_step
 
 
-def test_three_of_four_agents_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One agent dies with its rank; the next step follows within 60 s, with the losses of an undisturbed run."""
+def test_three_of_four_agents_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the kill of an agent and its rank, the next step ends within a time limit, and the losses are unchanged."""
     folder = world(tmp_path)
     config, run = str(folder / "config.yml"), folder / "run"
     with Agents(4, 4, ["train", config, *OPTIONS, f"save_loc={folder / 'whole'}"], tmp_path) as agents:
         assert agents.wait(800) == [0] * 4, agents.log()
     with Agents(4, 3, ["train", config, *OPTIONS], tmp_path) as agents:
         first_start = wait_for_step(run, 5, agents)
-        # A restart has less to do than the first start, but a loaded machine may need longer for that alone.
+        # A restart does less than the first start, whose time shows the load of the machine.
         limit = max(60.0, 1.5 * first_start + 15.0)
         seconds, resumed_step = kill_and_measure(agents, 3, run, limit)
         codes = agents.wait(600)
@@ -69,18 +69,18 @@ def test_three_of_four_agents_go_on(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads((run / "STATUS").read_text())["status"] == "done"
     undisturbed, disturbed = rows(folder / "whole"), rows(run)
     assert [row[:2] for row in disturbed] == [row[:2] for row in undisturbed]
-    # Four ranks compute the same numbers in both runs; three differ by rounding, which grows.
+    # Four ranks compute equal numbers in both runs. With three ranks, rounding differs, and the difference grows.
     assert 4 <= resumed_step < 12 and disturbed[:resumed_step] == undisturbed[:resumed_step]
     for (step, _, loss, norm, _), (_, _, other_loss, other_norm, _) in zip(undisturbed, disturbed, strict=True):
         tolerance = 1e-5 if step <= resumed_step + 5 else 1e-3
         assert other_loss == pytest.approx(loss, rel=tolerance), step
         assert other_norm == pytest.approx(norm, rel=10 * tolerance), step
-    written = yaml.safe_load((run / "config.yml").read_text())["trainer"]
-    assert (written["train_batch_size"], written["global_batch_size"]) == (3, 12)
+    saved_trainer = yaml.safe_load((run / "config.yml").read_text())["trainer"]
+    assert (saved_trainer["train_batch_size"], saved_trainer["global_batch_size"]) == (3, 12)
 
 
-def test_the_node_with_the_rendezvous_is_lost(tmp_path: Path) -> None:
-    """The other agents end by themselves, so that the job script can start them again on the nodes that are left."""
+def test_loss_of_rendezvous_node_ends_all_agents(tmp_path: Path) -> None:
+    """The other agents end by themselves, so the job script can start them again on the remaining nodes."""
     folder = world(tmp_path)
     run = folder / "run"
     arguments = ["train", str(folder / "config.yml"), *OPTIONS, "trainer.max_steps=12"]
@@ -98,7 +98,7 @@ def test_the_node_with_the_rendezvous_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fault", "num_starts"), [("error", 1), ("shape", 2)])
 def test_restarts_end_if_an_error_is_repeated(tmp_path: Path, fault: str, num_starts: int) -> None:
-    """Wrong data are not read again; another error, such as out of memory, is tried once more."""
+    """A data error is not tried again. Any other error, such as out of memory, is tried once more."""
     folder = world(tmp_path)
     run = folder / "run"
     arguments = ["train", str(folder / "config.yml"), *OPTIONS, "plugins=[tests.faults.inject]"]
@@ -111,7 +111,7 @@ def test_restarts_end_if_an_error_is_repeated(tmp_path: Path, fault: str, num_st
     assert [row[0] for row in rows(run)] == list(range(1, 6))
 
 
-def test_a_rank_that_does_not_fit_waits(tmp_path: Path) -> None:
+def test_surplus_rank_waits_for_the_others(tmp_path: Path) -> None:
     """Three ranks and a global batch of 4: two train, and the third ends with them."""
     folder = world(tmp_path)
     arguments = ["train", str(folder / "config.yml"), *OPTIONS, "trainer.global_batch_size=4", "trainer.max_steps=2"]

@@ -1,5 +1,5 @@
-// Stands for the CUDA driver in a torch that was built without it, so that autograd takes fake tensors of a GPU.
-// To be loaded before torch (LD_PRELOAD).
+// Replacement of the CUDA driver for a torch without CUDA. With it, autograd accepts fake tensors of a GPU.
+// Load it before torch (LD_PRELOAD).
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>

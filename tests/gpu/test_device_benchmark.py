@@ -1,8 +1,7 @@
-"""`benchmarks/device` without a GPU: every part runs through, its calls of `torch.cuda` exist, and no time limit loses
-a result.
+"""`benchmarks/device` without a GPU: all parts run, calls of `torch.cuda` are valid, and time limits keep results.
 
-With the CPU as the device, all parts run with real values. `fake_cuda` then lets the code for GPUs run as well: the
-tensors stay on the CPU, and the functions of `torch.cuda` are replaced by stand-ins with the signatures of torch.
+With the CPU as the device, all parts run with real values. The fixture `fake_cuda` runs the code for GPUs as well: the
+tensors stay on the CPU, and mocks with the signatures of torch replace functions of `torch.cuda`.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from credit.train.build import model as build_model
 
 PYTHON = sys.executable
 FOLDER = Path(accelerator_module.__file__).parent
-# Parts that run in the test's own process; `suite` and `reference` start others.
+# Parts that run in the process of the test. The parts `suite` and `reference` start other processes.
 IN_PROCESS = [part.name for part in PARTS if part.name not in ("suite", "reference")]
-# Functions and classes of torch.cuda that a GPU alone has.
-REPLACED = (
+# Functions and classes of torch.cuda that need a GPU.
+GPU_ONLY_NAMES = (
     "synchronize",
     "empty_cache",
     "reset_peak_memory_stats",
@@ -51,7 +50,7 @@ REPLACED = (
 )
 
 
-def options_of(parts: list[str], words: tuple[str, ...] = ()) -> dict:
+def build_options(parts: list[str], words: tuple[str, ...] = ()) -> dict:
     return {
         "parts": parts,
         "device": "cpu",
@@ -89,7 +88,7 @@ class FakeEvent(SimpleNamespace):
         return self.text.startswith("Optimizer")
 
 
-# Two kernels that overlap by half, a copy after a pause, and the calls by which the host has started them.
+# Two kernels that overlap by half, a copy after a pause, an annotation, and calls of the host.
 EVENTS = [
     FakeEvent(text="gemm", kind=DeviceType.CUDA, start=1000, length=1000),
     FakeEvent(text="add", kind=DeviceType.CUDA, start=1500, length=1000),
@@ -109,8 +108,8 @@ def fake_profile(activities: list[ProfilerActivity]) -> Iterator[SimpleNamespace
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
-    """Replace what a GPU alone has, and return an accelerator of a GPU whose tensors lie on the CPU."""
-    for name in REPLACED:
+    """Accelerator for the GPU code with tensors on the CPU; mocks replace the functions that need a GPU."""
+    for name in GPU_ONLY_NAMES:
         monkeypatch.setattr(torch.cuda, name, mock.create_autospec(getattr(torch.cuda, name)))
     values = {
         "get_device_properties": SimpleNamespace(multi_processor_count=132, major=9, minor=0),
@@ -140,15 +139,15 @@ def require_no_error(results: Results, parts: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-def test_every_part_runs_through_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Compilation takes long and is tested elsewhere.
     monkeypatch.setattr(build_model, "compile_blocks", lambda model, mode: None)
-    assert measure_parts(CpuAccelerator(), options_of(IN_PROCESS), tmp_path) == 0
+    assert measure_parts(CpuAccelerator(), build_options(IN_PROCESS), tmp_path) == 0
     results = read_results(tmp_path)
     require_no_error(results, IN_PROCESS)
     checks = [row for row in results.parts["equality"].rows if "ok" in row]
     assert len(checks) == 5 and all(row["ok"] for row in checks), checks
-    # Nothing computes the same by chance: the formulations of a GPU round differently.
+    # The formulation for GPUs rounds differently, so a difference above 0 shows that both were computed.
     assert any(row.get("gradient", 0) > 0 for row in checks)
     mlp = results.parts["kernels"].rows[0]
     assert mlp["case"] == "training bfloat16, mlp" and mlp["chosen"] == "kernel" and mlp["gradient"] < 1e-2
@@ -159,34 +158,34 @@ def test_every_part_runs_through_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_the_code_for_gpus_runs_through(
+def test_gpu_code_runs_with_mocked_cuda(
     fake_cuda: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_model, "compile_blocks", lambda model, mode: None)
     parts = ["machine", "steps", "kernels", "graphs", "memory"]
     # One case of each part; all cases run on the CPU in the test before.
-    assert measure_parts(fake_cuda, options_of(parts, ("quickstart", "training bfloat16, mlp")), tmp_path) == 0
+    assert measure_parts(fake_cuda, build_options(parts, ("quickstart", "training bfloat16, mlp")), tmp_path) == 0
     results = read_results(tmp_path)
     require_no_error(results, parts)
     step = results.parts["steps"].rows[0]
     assert (step["kernels"], step["launches"], step["peak GB"]) == (2, 2, 2.0)
     memory = results.parts["memory"].rows[0]
     assert memory["peak / plan"] == pytest.approx(2 / memory["plan GB"])
-    sheet = [row for row in results.parts["machine"].rows if row.get("share of the data sheet") is not None]
-    assert len(sheet) == 3
+    data_sheet_rows = [row for row in results.parts["machine"].rows if row.get("share of the data sheet") is not None]
+    assert len(data_sheet_rows) == 3
     assert torch.cuda.CUDAGraph.return_value.replay.call_count > 2
-    # Nothing is learned from replays that do nothing, and the check says so.
+    # The mocked graph replays compute nothing, so the check of the graphs must fail.
     assert results.parts["graphs"].rows[0]["ok"] is False
 
 
-def test_busy_time_is_that_of_any_kernel(fake_cuda: Accelerator) -> None:
+def test_busy_time_counts_overlapping_kernels_once(fake_cuda: Accelerator) -> None:
     measured = fake_cuda.profile(lambda: None)
     assert measured.busy_s == pytest.approx(2000e-9)
     assert (measured.kernels, measured.launches) == (2, 2)
     assert measured.describe_longest(1) == "gemm 50%"
 
 
-def test_events_of_the_profiler_have_the_methods_that_are_read() -> None:
+def test_profiler_events_have_the_methods_of_fake_event() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         torch.ones(3) + 1
     event = profiled.profiler.kineto_results.events()[0]
@@ -194,27 +193,27 @@ def test_events_of_the_profiler_have_the_methods_that_are_read() -> None:
         assert isinstance(getattr(event, name)(), str | int | bool | DeviceType)
 
 
-def calls_of_torch_cuda() -> Iterator[tuple[str, ast.Call]]:
+def list_torch_cuda_calls() -> Iterator[tuple[str, ast.Call]]:
     """Yield each call of a function of torch.cuda in the scripts, with its dotted name."""
     for path in sorted(FOLDER.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)
-            # Not the methods of a result, such as `torch.cuda.current_stream().wait_stream`.
+            # Skip methods of a result, such as `torch.cuda.current_stream().wait_stream`.
             if name.startswith("torch.cuda.") and "(" not in name:
                 yield name, node
 
 
 def test_calls_of_torch_cuda_have_the_signatures_of_torch() -> None:
     names = set()
-    for name, call in calls_of_torch_cuda():
+    for name, call in list_torch_cuda_calls():
         function = torch.cuda
         for part in name.split(".")[2:]:
             function = getattr(function, part)
         keywords = {keyword.arg: None for keyword in call.keywords}
         if isinstance(function, type):
-            # torch's own classes check their arguments in C++; here none are passed.
+            # Classes of torch check their arguments in C++. Only torch.cuda.graph gets one.
             assert len(call.args) + len(keywords) <= (name == "torch.cuda.graph")
         else:
             inspect.signature(function).bind(*call.args, **keywords)
@@ -229,13 +228,15 @@ def test_the_other_formulation_can_be_forced(kernel: object) -> None:
         is_chosen = attention.uses_kernel(kernel, x)
         with _replace_choice(kernel, is_chosen):
             assert attention.uses_kernel(kernel, x) is not is_chosen
-            others = [other for other in KERNELS if other is not kernel]
-            assert [attention.uses_kernel(other, x) for other in others] == [not other.cpu_only for other in others]
+            other_kernels = [other for other in KERNELS if other is not kernel]
+            assert [attention.uses_kernel(other, x) for other in other_kernels] == [
+                not other.cpu_only for other in other_kernels
+            ]
         assert attention.uses_kernel(kernel, x) is is_chosen
     assert attention.uses_kernel(ATTENTION, x)
 
 
-def context_of(seconds: float = 100.0) -> Context:
+def build_context(seconds: float = 100.0) -> Context:
     return Context(CpuAccelerator(), True, time.monotonic() + seconds, Path())
 
 
@@ -243,19 +244,17 @@ def test_an_error_of_a_case_does_not_end_the_part() -> None:
     def fail() -> dict:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate")
 
-    rows = list(context_of().measure_cases([("first", fail), ("second", lambda: {"ms": 1.0})]))
+    rows = list(build_context().measure_cases([("first", fail), ("second", lambda: {"ms": 1.0})]))
     assert rows[0] == {"case": "first", "error": "OutOfMemoryError: CUDA out of memory. Tried to allocate"}
     assert rows[1] == {"case": "second", "ms": 1.0}
-    rows = list(context_of(-1.0).measure_cases([("late", fail)]))
+    rows = list(build_context(-1.0).measure_cases([("late", fail)]))
     assert "not reached" in rows[0]["error"]
 
 
-def test_after_an_error_of_cuda_the_worker_ends(
-    fake_cuda: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_ends_after_cuda_error(fake_cuda: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> dict:
         error = RuntimeError("CUDA error: an illegal memory access was encountered")
-        # From here on every call fails.
+        # After this error, every call of CUDA fails.
         torch.cuda.synchronize.side_effect = error
         raise error
 
@@ -263,7 +262,7 @@ def test_after_an_error_of_cuda_the_worker_ends(
         yield from context.measure_cases([("before", dict), ("illegal", fail), ("after", dict)])
 
     monkeypatch.setattr("importlib.import_module", lambda name: SimpleNamespace(run=run))
-    assert measure_parts(fake_cuda, options_of(["machine", "steps"]), tmp_path) == FATAL_STATUS
+    assert measure_parts(fake_cuda, build_options(["machine", "steps"]), tmp_path) == FATAL_STATUS
     results = read_results(tmp_path)
     assert list(results.parts) == ["machine"]
     result = results.parts["machine"]
@@ -299,9 +298,7 @@ def build_supervisor(folder: Path, minutes: float, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_part_that_hangs_or_dies_is_ended_and_the_next_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_that_hangs_or_dies_does_not_stop_the_next_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = build_supervisor(tmp_path, 5, monkeypatch)
     limits = {"equality": 1.0}
     monkeypatch.setattr(supervisor, "_limit_seconds", lambda name: limits.get(name, 60.0))
@@ -331,7 +328,7 @@ def test_parts_after_the_time_limit_are_named(tmp_path: Path, monkeypatch: pytes
         (["--out", "new", "--parts", "speed"], "invalid choice: 'speed'"),
     ],
 )
-def test_wrong_options_are_refused(
+def test_invalid_options_are_refused(
     arguments: list[str],
     message: str,
     tmp_path: Path,

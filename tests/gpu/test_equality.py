@@ -1,6 +1,6 @@
-"""A GPU computes what the CPU computes: losses, gradients, weights, forecasts, checkpoints and golden numbers.
+"""Results on a GPU equal those on the CPU: losses, gradients, weights, forecasts, checkpoints and golden numbers.
 
-These tests need a GPU and are skipped without one. One process on one GPU is tested, with NCCL where ranks communicate.
+The tests need a GPU and are skipped without one. They run one process on one GPU, with NCCL for collectives.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def train(overrides: list[str], device: torch.device, mesh: DeviceGrid | None = 
     norms = torch.stack([result.grad_norm.detach().cpu() for result in results])
     if mesh is not None:
         assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    weights = {name: _whole(parameter) for name, parameter in model.named_parameters()}
+    weights = {name: gather_on_cpu(parameter) for name, parameter in model.named_parameters()}
     return {"losses": losses, "norms": norms, **weights}
 
 
-def _whole(parameter: Tensor) -> Tensor:
+def gather_on_cpu(parameter: Tensor) -> Tensor:
     """Return a parameter on the CPU, gathered if it is sharded."""
     tensor = parameter.detach()
     if isinstance(tensor, DTensor):
@@ -107,7 +107,7 @@ def _whole(parameter: Tensor) -> Tensor:
 
 
 def require_close(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float) -> None:
-    """Compare losses and gradient norms relative to their size, and weights with what three steps change."""
+    """Compare losses and gradient norms by relative error, and weights with the change in three steps."""
     torch.testing.assert_close(actual["losses"], expected["losses"], rtol=rtol, atol=0)
     torch.testing.assert_close(actual["norms"], expected["norms"], rtol=10 * rtol, atol=0)
     for name in expected.keys() - {"losses", "norms"}:
@@ -201,7 +201,7 @@ def test_golden_numbers(name: str) -> None:
     test_golden.assert_same_field(model.train()(x).detach().cpu(), golden.stored["y_train"])
 
 
-QUICK = [
+SHORT_RUN = [
     "model={type: wxformer, dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, decoder: pixel_shuffle, "
     "global_window_size: [4, 4, 2, 1], local_window_size: [4, 4, 2, 1], padding: {mode: earth, lat: auto, lon: auto}}",
     "trainer.valid_samples=4", "trainer.validate_every=4", "trainer.valid_batch_size=2", "trainer.use_ema=true",
@@ -224,7 +224,7 @@ def test_run_moves_between_gpu_and_cpu(tmp_path: Path, repository: Path) -> None
     runs = {"cpu": ("cpu", "cpu"), "gpu": ("cuda", "cuda"), "both": ("cuda", "cpu"), "back": ("cpu", "cuda")}
     for name, devices in runs.items():
         folder = tmp_path / name
-        settings = [*QUICK, f"save_loc={folder}", "trainer.log_every=1"]
+        settings = [*SHORT_RUN, f"save_loc={folder}", "trainer.log_every=1"]
         for device, steps in zip(devices, (4, 8), strict=True):
             run = [*settings, f"trainer.device={device}", f"trainer.max_steps={steps}", "trainer.resume=auto"]
             assert main(["train", config, *run]) == 0

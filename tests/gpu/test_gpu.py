@@ -1,6 +1,6 @@
-"""No tensor of a step is left on the host, and no step waits for the GPU; tried on one that is not there.
+"""All tensors of a step are on the GPU, and the host does not wait for it. Fake tensors replace a real GPU.
 
-Values, memory, speed, several GPUs and the kernels themselves need a real one.
+Values, memory, speed, several GPUs and kernels can only be tested with a real GPU.
 """
 
 from __future__ import annotations
@@ -25,66 +25,66 @@ from credit.train import trainer
 from credit.train.build import fine_tuning
 from credit.train.build import model as build_model
 from credit.train.build.dry_run import build_placeholder_assets
-from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
+from tests.gpu.worker import BUDGETS, FAULTY_OPERATIONS, FORECASTS, HOST_COPIES, SPLIT, TRAINING
 from tests.unit.hpc.measured import small_config
 
-CASES = [*TRAINING, SPLIT, *FORECASTS, *BUDGETS, *SINGLE]
+CASES = [*TRAINING, SPLIT, *FORECASTS, *BUDGETS, *HOST_COPIES]
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the worker's environment needs besides our own."""
+def gpu_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables that let the worker use fake tensors of a GPU on this machine."""
     if torch.cuda.is_available():
         return {}
     compiler = shutil.which("g++")
     if sys.platform != "linux" or compiler is None or torch.version.cuda is not None:
-        # built with CUDA and without a GPU, torch refuses every backward pass there
+        # A torch with CUDA refuses every backward pass of GPU tensors on a machine without a GPU.
         pytest.skip("needs a GPU, or on Linux a torch without CUDA, and g++")
-    root, built = Path(torch.__file__).parent, tmp_path_factory.mktemp("driver") / "no_gpu.so"
+    root, library = Path(torch.__file__).parent, tmp_path_factory.mktemp("driver") / "no_gpu.so"
     options = ["-shared", "-fPIC", "-std=c++20", f"-I{root}/include", f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
     source = Path(__file__).with_name("no_gpu.cpp")
-    subprocess.run([compiler, *options, str(source), "-o", str(built), "-ltorch_cpu", "-lc10"], check=True)
-    return {"LD_PRELOAD": str(built)}
+    subprocess.run([compiler, *options, str(source), "-o", str(library), "-ltorch_cpu", "-lc10"], check=True)
+    return {"LD_PRELOAD": str(library)}
 
 
 @pytest.fixture(scope="module")
-def found(driver: dict[str, str], repository: Path) -> dict[str, dict]:
-    """What the worker saw."""
-    environment = {**os.environ, **driver, "PYTHONPATH": str(repository)}
+def worker_results(gpu_environment: dict[str, str], repository: Path) -> dict[str, dict]:
+    """Output of the worker: waits of the host and the error of each case."""
+    environment = {**os.environ, **gpu_environment, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-m", "tests.gpu.worker"]
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    process = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_is_on_the_gpu_and_does_not_wait_for_it(found: dict[str, dict], name: str) -> None:
-    assert found[name]["error"] == ""
-    assert found[name]["waits"] == []
+def test_a_step_is_on_the_gpu_and_does_not_wait_for_it(worker_results: dict[str, dict], name: str) -> None:
+    assert worker_results[name]["error"] == ""
+    assert worker_results[name]["waits"] == []
 
 
-@pytest.mark.parametrize(("name", "expected"), WRONG.items())
-def test_the_check_itself(found: dict[str, dict], name: str, expected: str) -> None:
-    assert expected in found[name]["error"] + " ".join(found[name]["waits"])
+@pytest.mark.parametrize(("name", "expected"), FAULTY_OPERATIONS.items())
+def test_watch_reports_faulty_operations(worker_results: dict[str, dict], name: str, expected: str) -> None:
+    assert expected in worker_results[name]["error"] + " ".join(worker_results[name]["waits"])
 
 
-def test_what_is_sent_to_the_cpu_is_not_copied() -> None:
+def test_host_copy_of_cpu_tensor_shares_memory() -> None:
     array = np.zeros(3, dtype=np.float32)
-    sent = to_device(array, torch.device("cpu"))
-    assert AsyncHostCopy(sent).get().numpy().ctypes.data == array.ctypes.data
+    tensor = to_device(array, torch.device("cpu"))
+    assert AsyncHostCopy(tensor).get().numpy().ctypes.data == array.ctypes.data
 
 
-def test_the_gpu_of_a_rank_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_of_rank_becomes_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", current := mock.Mock())
+    monkeypatch.setattr(torch.cuda, "set_device", set_device := mock.Mock())
     assert build_model.choose_device("auto", 6) == torch.device("cuda", 2)
-    current.assert_called_once_with(torch.device("cuda", 2))
+    set_device.assert_called_once_with(torch.device("cuda", 2))
     assert build_model.choose_device("cpu", 6) == torch.device("cpu")
-    current.assert_called_once()
+    set_device.assert_called_once()
 
 
-def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_algorithms_set_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -96,15 +96,13 @@ def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("forecasts", [False, True])
 @pytest.mark.parametrize("on", [True, False])
-def test_tf32_is_for_products_and_convolutions_or_for_neither(
-    on: bool, forecasts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tf32_is_set_for_products_and_convolutions(on: bool, forecasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (build_model, fine_tuning):
         monkeypatch.setattr(module, "allocate_", lambda *_, **__: None)
     monkeypatch.setattr(fine_tuning.checkpoint, "load_into", lambda *_: None)
     monkeypatch.setattr(fine_tuning, "require_filled", lambda model: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
-    before = torch.get_float32_matmul_precision()
+    previous_precision = torch.get_float32_matmul_precision()
     config, gpu = small_config(f"trainer.tf32={on}"), torch.device("cuda")
     assets = build_placeholder_assets(config, build_grid("32x64"), {})
     try:
@@ -115,29 +113,29 @@ def test_tf32_is_for_products_and_convolutions_or_for_neither(
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cudnn.allow_tf32 is on
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous_precision)
 
 
-def test_the_step_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = []
+def test_trainer_does_not_wait_for_the_newest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
 
-    class Told:
+    class RecordedCopy:
         def __init__(self, number: int) -> None:
             self._number = number
 
         def get(self) -> torch.Tensor:
-            order.append(f"asked {self._number}")
+            events.append(f"asked {self._number}")
             return torch.zeros(())
 
     def step(source: object, number: int, *_: object) -> SimpleNamespace:
-        order.append(f"step {number}")
+        events.append(f"step {number}")
         return SimpleNamespace(num_stop_requests=number)
 
-    monkeypatch.setattr(trainer, "AsyncHostCopy", Told)
+    monkeypatch.setattr(trainer, "AsyncHostCopy", RecordedCopy)
     monkeypatch.setattr(trainer, "learning_rate", lambda *_: 1e-3)
     run, stop = mock.MagicMock(), mock.Mock()
     run.state, run._is_due.return_value, run._max_save_seconds.return_value = SimpleNamespace(step=0), False, 0.0
     run.parts.total_steps, run.parts.device, run.parts.training_step = 3, torch.device("cuda"), step
     run._conf.log_every, stop.find_reason.return_value = 10, None
     trainer.Trainer._take_steps(run, mock.Mock(), mock.Mock(), mock.Mock(), stop)
-    assert order == ["step 0", "step 1", "asked 0", "step 2", "asked 1"]
+    assert events == ["step 0", "step 1", "asked 0", "step 2", "asked 1"]

@@ -1,7 +1,7 @@
-"""Runs code on a GPU that is not there, and notes where the host waits for it.
+"""Fake GPU tensors, and a recorder of the places in the code where the host waits for the GPU.
 
-Tensors are fake: they have a device, a shape and a dtype, and no values. torch's own rules hold for them, so tensors of
-different devices must not meet. `no_gpu.cpp` stands for the driver where torch has none.
+Fake tensors have a device, a shape and a dtype, but no values. The rules of torch apply to them, so an operation on
+tensors of different devices is an error. `no_gpu.cpp` replaces the CUDA driver if torch was built without CUDA.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch.utils._pytree import tree_leaves
 
 CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
-# from where to where
-_WAYS = {("cpu", "cuda"): "sends", ("cuda", "cpu"): "fetches"}
-# fake memory cannot be pinned
-_PINS = (_aten.pin_memory.default, _aten._pin_memory.default)
+# Devices of source and result -> verb in the record.
+_COPY_DIRECTIONS = {("cpu", "cuda"): "sends", ("cuda", "cpu"): "fetches"}
+# Fake memory cannot be pinned, so these operations are skipped.
+_PIN_OPERATIONS = (_aten.pin_memory.default, _aten._pin_memory.default)
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
-_OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("credit", "tests"))
+_REPOSITORY_FOLDERS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("credit", "tests"))
 
 
-class Watch(TorchDispatchMode):
-    """Notes, as `FILE:LINE what`, where values come from the device or go to it while the host waits.
+class HostWaitRecorder(TorchDispatchMode):
+    """Records copies and reads of values for which the host waits for the device, as `FILE:LINE description`.
 
     Attributes:
-        seen: the notes, in their order.
-        dtypes: of matrix products.
+        seen: the records, in the order of the copies.
+        dtypes: data types of matrix products.
     """
 
     def __init__(self) -> None:
@@ -47,23 +47,25 @@ class Watch(TorchDispatchMode):
         if func is _aten._local_scalar_dense.default and args[0].device == CUDA:
             self._note("reads a value")
             return 0.0
-        if func in _PINS:
+        if func in _PIN_OPERATIONS:
             return args[0]
         result = func(*args, **kwargs)
-        # of a copy in place the last is where it comes from
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        # The last tensor among the arguments is the source, also for a copy in place.
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in _PRODUCTS:
             self.dtypes.add(result.dtype)
-        if given and isinstance(result, Tensor) and not _is_asynchronous(func, args, kwargs):
-            way = (given[-1].device.type, result.device.type)
-            if way in _WAYS and not (given[-1].dim() == 0 and len(given) > 1 and func is not _aten.copy_.default):
-                self._note(f"{_WAYS[way]} {tuple(given[-1].shape)}")
+        if tensors and isinstance(result, Tensor) and not _is_asynchronous(func, args, kwargs):
+            direction = (tensors[-1].device.type, result.device.type)
+            if direction in _COPY_DIRECTIONS and not (
+                tensors[-1].dim() == 0 and len(tensors) > 1 and func is not _aten.copy_.default
+            ):
+                self._note(f"{_COPY_DIRECTIONS[direction]} {tuple(tensors[-1].shape)}")
         return result
 
-    def _note(self, what: str) -> None:
-        frames = [frame for frame in traceback.extract_stack()[:-2] if frame.filename.startswith(_OURS)]
-        where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
-        self.seen.append(f"{where} {what}")
+    def _note(self, description: str) -> None:
+        frames = [frame for frame in traceback.extract_stack()[:-2] if frame.filename.startswith(_REPOSITORY_FOLDERS)]
+        location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
+        self.seen.append(f"{location} {description}")
 
 
 def _is_asynchronous(func: Any, args: tuple, kwargs: dict) -> bool:
@@ -73,7 +75,7 @@ def _is_asynchronous(func: Any, args: tuple, kwargs: dict) -> bool:
 
 @contextmanager
 def fake_gpu() -> Iterator[None]:
-    """Let tensors be on `CUDA`, without values, inside of the block."""
+    """Let tensors without values be on `CUDA` inside the block."""
     with (
         mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
         mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),

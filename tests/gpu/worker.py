@@ -1,6 +1,6 @@
-"""Takes training and forecast steps on a GPU that is not there; a process of its own, which prints what it saw.
+"""Process that takes training and forecast steps with fake GPU tensors, and prints where the host waits.
 
-python -m tests.gpu.worker        # JSON: case -> where the host waits, and the error
+python -m tests.gpu.worker        # JSON: case -> waits of the host, and the error
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from credit.train.build.validation import build_metrics
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.validate import shard_cases, validate
-from tests.gpu.watch import CUDA, Watch, fake_gpu
+from tests.gpu.watch import CUDA, HostWaitRecorder, fake_gpu
 from tests.unit.forecast import air
 from tests.unit.hpc.measured import small_config
 
 GRID = "32x64"
 CPU, META = torch.device("cpu"), torch.device("meta")
-ALONE = DeviceGrid()
-PERTURBED = {"kind": "bred", "amplitude": 0.2, "cycles": 1, "cycle": "6h"}
-ENSEMBLE = {"members": 3, "perturbation": PERTURBED, "stochastic": {}, "feature_noise": {"std": 0.1}}
-# name -> overrides of the quickstart with a small network; a rollout has as many steps as data.forecast_len says
+SINGLE_DEVICE = DeviceGrid()
+BRED_PERTURBATION = {"kind": "bred", "amplitude": 0.2, "cycles": 1, "cycle": "6h"}
+ENSEMBLE = {"members": 3, "perturbation": BRED_PERTURBATION, "stochastic": {}, "feature_noise": {"std": 0.1}}
+# Name of a case -> overrides of the quickstart with a small network. A rollout has data.forecast_len steps.
 TRAINING = {
     "step": [],
     "step in bfloat16": ["trainer.amp=true", "model.decoder=transposed"],
@@ -69,12 +69,12 @@ TRAINING = {
     "bounds, transforms": ["data.variable_options.t2m={minimum: 200}", "data.transforms={msl: {kind: log1p, unit: 1}}"],
 }
 SPLIT = "split over two ranks"
-# name -> inference.amp, ensemble
+# Name of a case -> inference.amp, and the section inference.ensemble.
 FORECASTS = {"forecast": (False, None), "forecast in bfloat16": (True, None), "ensemble": (False, ENSEMBLE)}
-# name -> whether on pressure levels
+# Name of a case -> True for pressure levels.
 BUDGETS = {"budgets on model levels": False, "budgets on pressure levels": True}
-# what a step might do wrong -> what is to be said of it
-WRONG = {
+# Name of a faulty operation -> a part of the expected error or wait.
+FAULTY_OPERATIONS = {
     "a tensor on the host": "devices",
     "a value that is read": "reads a value",
     "a value that is sent": "sends ()",
@@ -82,8 +82,8 @@ WRONG = {
 }
 
 
-class Still:
-    """Frames of a world in which nothing happens."""
+class ConstantFrames:
+    """Reader of frames whose fields are all zero."""
 
     def __init__(self, assets: ModelAssets) -> None:
         self._assets = assets
@@ -98,20 +98,20 @@ class Still:
         return np.zeros((len(self._assets.channels.group(group)), *self._assets.grid.shape), dtype=np.float32)
 
 
-def batch_of(config: Config, assets: ModelAssets, steps: int) -> Batch:
-    """Return a batch that is on the GPU already."""
-    of = {group: len(assets.channels.group(group)) for group in ("prognostic", "dynamic_forcing")}
+def build_batch(config: Config, assets: ModelAssets, steps: int) -> Batch:
+    """Return a batch of zeros on the GPU."""
+    num_channels = {group: len(assets.channels.group(group)) for group in ("prognostic", "dynamic_forcing")}
     samples, frames, cells = 2, config.data.history_len, assets.grid.shape
     return Batch(
-        torch.zeros(samples, of["prognostic"], frames, *cells, device=CUDA),
-        torch.zeros(samples, of["dynamic_forcing"], frames + steps - 1, *cells, device=CUDA),
+        torch.zeros(samples, num_channels["prognostic"], frames, *cells, device=CUDA),
+        torch.zeros(samples, num_channels["dynamic_forcing"], frames + steps - 1, *cells, device=CUDA),
         torch.zeros(samples, len(assets.channels.output), steps, *cells, device=CUDA),
         torch.zeros(samples, dtype=torch.int64, device=CUDA),
     )
 
 
-def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list[str]:
-    """Take an optimizer step and a validation; return where the host waited in the step."""
+def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = SINGLE_DEVICE) -> list[str]:
+    """Take an optimizer step and run a validation; return the waits of the host in the step."""
     model, autocast = build_parallel_model(config, assets, mesh, META)
     loss = build_run_loss(config, assets, CPU)
     steps = config.data.forecast_len
@@ -119,17 +119,17 @@ def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list
         allocate_(model, CUDA)
         model.train()
         stepper, loss = build_stepper(config, assets, model, CUDA, autocast), loss.to(CUDA)
-        optimizer, average = build_optimizer(model, config.trainer), EMA(model, 0.9)
+        optimizer, ema = build_optimizer(model, config.trainer), EMA(model, 0.9)
         objective = build_objective(config.trainer.objective, ObjectiveContext(stepper, loss))
-        step = build_training_step(config, objective, optimizer, average, lambda _: steps, 0)
-        batches = iter([batch_of(config, assets, steps)] * 8)
-        with Watch() as watch:
+        step = build_training_step(config, objective, optimizer, ema, lambda _: steps, 0)
+        batches = iter([build_batch(config, assets, steps)] * 8)
+        with HostWaitRecorder() as watch:
             result = step(batches, 0, 1e-3)
-        assert all(one.device == CUDA for one in vars(result).values())
-        assert all(p.device == CUDA for p in (*model.parameters(), *model.buffers(), *average.average.values()))
-        halves = torch.bfloat16 in watch.dtypes
-        assert halves == autocast, f"bfloat16: {halves}"
-        with average.applied(), Watch():
+        assert all(tensor.device == CUDA for tensor in vars(result).values())
+        assert all(p.device == CUDA for p in (*model.parameters(), *model.buffers(), *ema.average.values()))
+        uses_bfloat16 = torch.bfloat16 in watch.dtypes
+        assert uses_bfloat16 == autocast, f"bfloat16: {uses_bfloat16}"
+        with ema.applied(), HostWaitRecorder():
             share = shard_cases(2, 2, 0, 1)
             metrics = build_metrics(config, assets, compute_cell_weights(assets, CUDA))
             scores = validate(objective, batches, share, metrics, steps, lambda: False)
@@ -137,49 +137,49 @@ def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list
     return watch.seen
 
 
-def train_split(config: Config, assets: ModelAssets) -> list[str]:
-    """Do the same on the first of two ranks that share each sample; the other does not exist."""
+def train_tensor_parallel(config: Config, assets: ModelAssets) -> list[str]:
+    """Train on the first of two tensor-parallel ranks, with a fake process group and without the second rank."""
     with fake_process_group(2):
         return train(config, assets, build_mesh(ParallelDims(tensor=2), 0, "cuda"))
 
 
 def forecast_with(config: Config, assets: ModelAssets, ensemble: dict[str, Any] | None) -> list[str]:
-    """Forecast two steps; return where the host waited from the second step on."""
+    """Forecast two steps; return the waits of the host in the second step."""
     with META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
-    conf = None if ensemble is None else EnsembleConfig(**ensemble)
-    frames, step = Still(assets), config.data.step_minutes
+    ensemble_config = None if ensemble is None else EnsembleConfig(**ensemble)
+    frames, step = ConstantFrames(assets), config.data.step_minutes
     with fake_gpu():
         allocate_(model, CUDA)
         prepare_for_inference(model.eval(), torch.bfloat16 if config.inference.amp else None)
         stepper = build_stepper(config, assets, model, CUDA, config.inference.amp)
-        draw_factors = build_tendency_perturbation(conf, assets.grid, step)
-        noise = build_feature_noise(conf, model)
+        draw_factors = build_tendency_perturbation(ensemble_config, assets.grid, step)
+        noise = build_feature_noise(ensemble_config, model)
         inputs = ForecastInputs(frames, step, 1)
-        starts = build_starts([0], conf.members if conf else 1)
-        perturb = conf and build_perturbation(conf, stepper, inputs, assets.grid)
+        starts = build_starts([0], ensemble_config.members if ensemble_config else 1)
+        perturb = ensemble_config and build_perturbation(ensemble_config, stepper, inputs, assets.grid)
         outputs = iterate_in_inference_mode(forecast_batch(stepper, inputs, starts, 2, perturb, draw_factors, noise))
-        with Watch():
+        with HostWaitRecorder():
             assert next(outputs).device == CUDA
-        with Watch() as watch:
+        with HostWaitRecorder() as watch:
             assert next(outputs).device == CUDA
     return watch.seen
 
 
-def budgets(folder: Path, pressure: bool) -> list[str]:
-    """Close every budget of a step, forward and backward; return where the host waited."""
+def apply_fixers(folder: Path, pressure: bool) -> list[str]:
+    """Apply all fixers to a step, forward and backward; return the waits of the host."""
     config, assets, _ = air.assemble(air.raw_config(folder, pressure))
     channels, cells = assets.channels, assets.grid.shape
 
-    class Same(torch.nn.Module):
+    class RepeatedInput(torch.nn.Module):
         def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
             return x_BCTHW[:, :1].repeat(1, len(channels.output), 1, 1, 1)
 
     with fake_gpu():
-        stepper: Stepper = build_stepper(config, assets, Same(), CUDA, amp=False)
+        stepper: Stepper = build_stepper(config, assets, RepeatedInput(), CUDA, amp=False)
         state = torch.zeros(2, len(channels.group("prognostic")), 1, *cells, device=CUDA, requires_grad=True)
         forcing = torch.zeros(2, len(channels.group("dynamic_forcing")), 1, *cells, device=CUDA)
-        with Watch() as watch:
+        with HostWaitRecorder() as watch:
             output = stepper.step(state, forcing)
             output.sum().backward()
             stepper.decode(output)
@@ -187,37 +187,37 @@ def budgets(folder: Path, pressure: bool) -> list[str]:
     return watch.seen
 
 
-def fetch() -> list[str]:
-    """Fetch a tensor of the second GPU; return where the host waited before it asked for the values."""
+def copy_from_second_gpu() -> list[str]:
+    """Copy a tensor of the second GPU to the host; return the waits of the host."""
     event = mock.Mock()
-    with fake_gpu(), Watch() as watch, mock.patch("torch.cuda.current_stream") as stream:
+    with fake_gpu(), HostWaitRecorder() as watch, mock.patch("torch.cuda.current_stream") as stream:
         stream.return_value.record_event.return_value = event
-        second = torch.device("cuda", 1)
-        fetched = AsyncHostCopy(torch.zeros(3, device=second))
-        assert stream.call_args == mock.call(second)
+        second_gpu = torch.device("cuda", 1)
+        host_copy = AsyncHostCopy(torch.zeros(3, device=second_gpu))
+        assert stream.call_args == mock.call(second_gpu)
         assert not event.synchronize.called
-        assert fetched.get().device == CPU
+        assert host_copy.get().device == CPU
         assert event.synchronize.called
     return watch.seen
 
 
-def offloaded() -> list[str]:
-    """Take the norm of gradients in host memory, which must wait for the flags; return where else the host waited."""
-    with fake_gpu(), Watch() as watch:
+def reduce_offloaded_gradients() -> list[str]:
+    """Compute the norm of gradients in host memory. The host must wait for the flags; return all other waits."""
+    with fake_gpu(), HostWaitRecorder() as watch:
         norm, sums = reduce_norm_and_flags([torch.ones(3)], [torch.zeros((), device=CUDA)])
     assert norm.device == sums.device == CPU
     assert len(watch.seen) == 1 and watch.seen[0].endswith("fetches ()"), watch.seen
     return []
 
 
-def wrong(name: str) -> list[str]:
-    """Do what no step should; return where the host waited."""
-    with fake_gpu(), Watch() as watch:
+def run_faulty_operation(name: str) -> list[str]:
+    """Run an operation that a step must not contain; return the waits of the host."""
+    with fake_gpu(), HostWaitRecorder() as watch:
         x = torch.zeros(4, 3, device=CUDA, requires_grad=True)
         if name == "a tensor on the host":
             (x * torch.ones(3)).sum()
         elif name == "a value that is read":
-            # in the backward pass, which has a thread of its own
+            # The value is read in the backward pass, which has a thread of its own.
             x.register_hook(lambda gradient: gradient * gradient.sum().item())
             x.square().sum().backward()
         elif name == "a value that is sent":
@@ -227,38 +227,38 @@ def wrong(name: str) -> list[str]:
     return watch.seen
 
 
-SINGLE = {"what is fetched": fetch, "gradients on the host": offloaded}
+HOST_COPIES = {"what is fetched": copy_from_second_gpu, "gradients on the host": reduce_offloaded_gradients}
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """Yield every case by its name."""
+def list_cases(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Yield the name and the function of each case."""
     grid = build_grid(GRID)
     for name, overrides in TRAINING.items():
         config = small_config("data.valid_forecast_len=2", *overrides)
         yield name, partial(train, config, build_placeholder_assets(config, grid, {}))
     config = small_config("trainer.parallelism={data: none, tensor: 2}", "trainer.amp=true")
-    yield SPLIT, partial(train_split, config, build_placeholder_assets(config, grid, {}))
+    yield SPLIT, partial(train_tensor_parallel, config, build_placeholder_assets(config, grid, {}))
     for name, (amp, ensemble) in FORECASTS.items():
         config = small_config(f"inference.amp={amp}")
         yield name, partial(forecast_with, config, build_placeholder_assets(config, grid, {}), ensemble)
     for name, pressure in BUDGETS.items():
-        yield name, partial(budgets, folder, pressure)
-    for name, function in SINGLE.items():
+        yield name, partial(apply_fixers, folder, pressure)
+    for name, function in HOST_COPIES.items():
         yield name, function
-    for name in WRONG:
-        yield name, partial(wrong, name)
+    for name in FAULTY_OPERATIONS:
+        yield name, partial(run_faulty_operation, name)
 
 
 def main() -> None:
-    """Print the findings."""
-    found = {}
+    """Run all cases and print the results as JSON."""
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in cases(Path(folder)):
+        for name, case in list_cases(Path(folder)):
             try:
-                found[name] = {"waits": case(), "error": ""}
+                results[name] = {"waits": case(), "error": ""}
             except Exception:
-                found[name] = {"waits": [], "error": traceback.format_exc()}
-    json.dump(found, sys.stdout)
+                results[name] = {"waits": [], "error": traceback.format_exc()}
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

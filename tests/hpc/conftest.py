@@ -1,4 +1,4 @@
-"""A PBS and a launcher that stand in for real ones, and the small world of the smoke tests."""
+"""Fixtures of job tests: a stand-in for PBS, and the small run of the smoke tests."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from tests.smoke.conftest import command, small_run  # noqa: F401
 
 @pytest.fixture
 def pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInPbs:
-    """A PBS whose commands are on PATH."""
+    """Stand-in for PBS whose commands are on PATH."""
     return StandInPbs(tmp_path / "pbs", monkeypatch)

@@ -1,4 +1,4 @@
-"""A Slurm on this machine, of one node or of several that stand for hosts, in a folder of its own, for a test."""
+"""Real Slurm daemons on this machine for a test: one node, or several nodes that represent separate hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo", "squeue", "scancel")
 
-# no cgroups and no accounting: those need a machine that is set up for them
+# cgroups and accounting are off, because they need a machine that is configured for them.
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -48,59 +48,62 @@ PartitionName=short Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class CannotStart(Exception):
-    """Why there is no Slurm here."""
+    """Slurm cannot start on this machine; the message has the reason."""
 
 
 @contextmanager
-def slurm(folder: Path, num_nodes: int = 1) -> Iterator[dict[str, str]]:
-    """Run munged, slurmctld and slurmd; yield the environment that its commands need; stop all, whatever happens.
+def run_slurm(folder: Path, num_nodes: int = 1) -> Iterator[dict[str, str]]:
+    """Run munged, slurmctld and slurmd, and stop them at the end of the block.
 
-    The nodes are called node1, node2 and so on. With one node it has all cores, with several each has one.
+    The nodes are called node1, node2 and so on. A single node has all cores; each of several nodes has one core.
+
+    Yields:
+        The environment variables that the commands of Slurm need.
 
     Raises:
-        CannotStart: where the programs or the rights are missing, or the node does not come up.
+        CannotStart: if programs or root rights are missing, or a node does not become idle.
     """
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
     programs = {name: shutil.which(name, path=path) for name in PROGRAMS}
-    missing = [name for name, where in programs.items() if where is None]
+    missing = [name for name, program_path in programs.items() if program_path is None]
     if missing:
         raise CannotStart(f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
         raise CannotStart("slurmd needs root")
-    configure(folder, num_nodes)
+    write_slurm_files(folder, num_nodes)
     environment = {**os.environ, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
     with ExitStack() as daemons:
         socket_file = folder / "munge.socket"
         munge = [programs["munged"], "--foreground", "--force", f"--socket={socket_file}"]
         munge += [f"--{kind}-file={folder / name}" for kind, name in MUNGE_FILES.items()]
-        daemons.enter_context(running(munge, folder, environment))
+        daemons.enter_context(run_daemon(munge, folder, environment))
         wait_until(socket_file.exists, "munged made no socket", folder / "munged.log")
-        daemons.enter_context(running([programs["slurmctld"], "-D"], folder, environment))
+        daemons.enter_context(run_daemon([programs["slurmctld"], "-D"], folder, environment))
         for number in range(1, num_nodes + 1):
-            daemons.enter_context(running([programs["slurmd"], "-D", "-N", f"node{number}"], folder, environment))
-        ask = [programs["sinfo"], "--noheader", "--format=%t %D"]
+            daemons.enter_context(run_daemon([programs["slurmd"], "-D", "-N", f"node{number}"], folder, environment))
+        query = [programs["sinfo"], "--noheader", "--format=%t %D"]
         wait_until(
-            lambda: output_of(ask, environment).strip() == f"idle {num_nodes}",
+            lambda: read_output(query, environment).strip() == f"idle {num_nodes}",
             "no node came up",
             folder / "slurmctld.log",
         )
         try:
             yield environment
         finally:
-            # a daemon that stops leaves its jobs running
+            # Jobs continue to run when their daemon stops, so cancel them first.
             subprocess.run(
                 [programs["scancel"], "--full", "--signal=KILL", "--user=root"], env=environment, check=False
             )
             subprocess.run([programs["scancel"], "--user=root"], env=environment, check=False)
-            ask = [programs["squeue"], "--noheader"]
-            wait_until(lambda: output_of(ask, environment) == "", "jobs are left", folder / "slurmctld.log")
+            query = [programs["squeue"], "--noheader"]
+            wait_until(lambda: read_output(query, environment) == "", "jobs are left", folder / "slurmctld.log")
 
 
 MUNGE_FILES = {"key": "munge.key", "log": "munged.log", "pid": "munged.pid", "seed": "munged.seed"}
 
 
-def configure(folder: Path, num_nodes: int) -> None:
-    """Write slurm.conf and the key."""
+def write_slurm_files(folder: Path, num_nodes: int) -> None:
+    """Write slurm.conf and the munge key."""
     for name in ("state", *(f"spool.node{number}" for number in range(1, num_nodes + 1))):
         (folder / name).mkdir()
     key = folder / "munge.key"
@@ -114,7 +117,7 @@ def configure(folder: Path, num_nodes: int) -> None:
         for number, port in enumerate(ports, 1)
     ]
     (folder / "slurm.conf").write_text(
-        # Tests that kill one of several nodes need not wait long until it counts as lost.
+        # With several nodes, a short timeout makes a killed node count as lost soon.
         CONF.format(
             host=host,
             folder=folder,
@@ -126,7 +129,7 @@ def configure(folder: Path, num_nodes: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
+    """Return free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in sockets:
@@ -135,8 +138,8 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Keep a daemon running."""
+def run_daemon(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Run a daemon, and stop it at the end of the block."""
     with (folder / f"{Path(command[0]).name}.out").open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     try:
@@ -150,16 +153,16 @@ def running(command: list[str], folder: Path, environment: dict[str, str]) -> It
             process.wait()
 
 
-def output_of(command: list[str], environment: dict[str, str]) -> str:
-    """Return what a command prints, whether it succeeds or not."""
+def read_output(command: list[str], environment: dict[str, str]) -> str:
+    """Return the stdout of a command, also if it fails."""
     return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
 
 
 def wait_until(condition, problem: str, log: Path, seconds: float = 40) -> None:
-    """Wait for `condition`.
+    """Wait until `condition` is true.
 
     Raises:
-        CannotStart: with the end of `log`, if it does not come true.
+        CannotStart: if it is not true after `seconds`; the message has the end of `log`.
     """
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,8 +1,9 @@
-"""In place of the job's interpreter: notes how it was called, and trains as a plan says.
+"""Stand-in for the Python interpreter of a job: it records its calls and writes the STATUS that a plan gives.
 
-Helpers of the script (``-m credit.hpc.chain``) run for real; other commands than training do nothing. The plan is one
-action a link: ``requeue 10``, ``done 20``, ``failed 10`` leave this STATUS, ``crash 10`` leaves ``running``,
-``nothing`` leaves none, and ``stop 10`` waits for STOP first.
+The helper of the job script (``-m credit.hpc.chain``) runs with the real interpreter. Commands other than training do
+nothing. The plan has one line for each job of a chain. ``requeue 10``, ``done 20`` and ``failed 10`` write this state
+and step to STATUS. ``crash 10`` writes ``running``, and ``nothing`` writes no STATUS. ``stop 10`` waits for the file
+STOP and then writes ``requeue``.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def train(folder: Path, run: Path) -> int:
     state = {"stop": "requeue", "crash": "running"}.get(action, action)
     status = {"status": state, "step": int(step), "reason": "as planned", "job_id": os.environ["PBS_JOBID"]}
     (run / "STATUS").write_text(json.dumps(status))
-    # as under a launcher: the code says nothing
+    # The exit code is 0 for every state: a launcher does not pass on the exit codes of training.
     return 0
 
 
-def interpreter(folder: Path, run: Path) -> Path:
-    """Write the stand-in for the interpreter of a job whose run is in `run`."""
+def write_interpreter(folder: Path, run: Path) -> Path:
+    """Write the stand-in for the interpreter of a job with run folder `run`, and return its path."""
     path = folder / "python"
     path.write_text(
         f"#!{sys.executable}\n"

@@ -1,7 +1,7 @@
-"""qsub, qstat, qdel and qrls that honour what our scripts use, and run the jobs for real, one after another.
+"""Stand-in for PBS: qsub, qstat, qdel and qrls with the options of our scripts, and a scheduler that runs the jobs.
 
-As commands (``python standin_pbs.py qsub ...``) they write and read a folder; `StandInPbs.run` is the scheduler. What
-is not known here is refused, so that a slip in a directive is found.
+The commands (``python standin_pbs.py qsub ...``) store jobs as files in a folder. `StandInPbs.run` is the scheduler,
+which runs the jobs one after another. Unknown options are refused, so that tests find errors in directives.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
-WITH_VALUE = ("-N", "-A", "-q", "-S", "-j", "-r", "-k", "-o", "-e", "-W", "-J", "-l")
-# of qstat and qdel
+OPTIONS_WITH_VALUE = ("-N", "-A", "-q", "-S", "-j", "-r", "-k", "-o", "-e", "-W", "-J", "-l")
+# Exit codes of qstat and qdel in PBS.
 ENDED, UNKNOWN = 35, 153
 
 
 class StandInPbs:
-    """The server; its commands go to the front of PATH."""
+    """Server of the stand-in; it puts its commands at the front of PATH."""
 
     def __init__(self, folder: Path, monkeypatch: MonkeyPatch) -> None:
         self.folder = folder
@@ -38,37 +38,39 @@ class StandInPbs:
             program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("STANDIN_PBS", str(folder))
-        # of the jobs; what is exported afterwards does not reach them
+        # Environment of the jobs. Variables that a test sets later do not reach them.
         self.environment = dict(os.environ)
         # Names of the nodes of each job.
         self.nodes = ["localhost"]
 
     def jobs(self) -> list[dict]:
         """Return all jobs in the order of their submission."""
-        return [load(path) for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))]
+        return [load_job(path) for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))]
 
     def calls(self) -> list[str]:
         """Return the commands that were called."""
         return (self.folder / "calls").read_text().splitlines()
 
     def run(self, watch: Callable[[dict, subprocess.Popen], None] | None = None, grace: float = 10.0) -> None:
-        """Run what may run until nothing is left; `watch` is called now and then while a job runs.
+        """Run jobs until none can start, and call `watch` every 0.02 s while a job runs.
 
-        A job gets TERM at the end of its walltime, and KILL when the grace is over.
+        A job gets SIGTERM at the end of its walltime, and SIGKILL `grace` seconds later.
         """
-        while ready := [job for job in self.jobs() if job["state"] == "Q" and not job["held"] and self._is_free(job)]:
-            codes = [self._run(ready[0], index, watch, grace) for index in ready[0]["indices"]]
-            job = load(self.folder / f"{ready[0]['number']}.json")
-            store(self.folder, {**job, "state": "F", "failed": any(codes)})
+        while ready_jobs := [
+            job for job in self.jobs() if job["state"] == "Q" and not job["held"] and self._is_free(job)
+        ]:
+            codes = [self._run(ready_jobs[0], index, watch, grace) for index in ready_jobs[0]["indices"]]
+            job = load_job(self.folder / f"{ready_jobs[0]['number']}.json")
+            save_job(self.folder, {**job, "state": "F", "failed": any(codes)})
             for waiting in self.jobs():
-                # what waits for a job to end well will never run
+                # A job that depends on the success of a failed job never runs.
                 if waiting["after_ok"] and job["number"] in waiting["after"] and any(codes):
-                    store(self.folder, {**waiting, "state": "F"})
-        # nothing waits for a job that was deleted before it ran
+                    save_job(self.folder, {**waiting, "state": "F"})
+        # Every job has ended: deleting a job also deletes the jobs that depend on it.
         assert all(job["state"] == "F" for job in self.jobs() if not job["held"])
 
     def _is_free(self, job: dict) -> bool:
-        return all(load(self.folder / f"{number}.json")["state"] == "F" for number in job["after"])
+        return all(load_job(self.folder / f"{number}.json")["state"] == "F" for number in job["after"])
 
     def _run(self, job: dict, index: int | None, watch: Callable | None, grace: float) -> int:
         nodes = self.folder / "nodes"
@@ -78,71 +80,71 @@ class StandInPbs:
             variables |= {"PBS_ARRAY_INDEX": str(index)}
         log = Path(job["cwd"]) / f"{job['name']}.o{job['number']}"
         with log.open("ab") as out:
-            # like PBS, not where it was submitted
+            # Like PBS, do not start in the folder of the submission.
             process = subprocess.Popen(
                 ["bash", job["script"]], cwd="/", env={**self.environment, **variables}, stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip
-        store(self.folder, {**job, "state": "R", "pid": process.pid})
-        began = time.monotonic()
-        asked = None
+        save_job(self.folder, {**job, "state": "R", "pid": process.pid})
+        start_time = time.monotonic()
+        term_time = None
         while process.poll() is None:
             if watch is not None:
                 watch(job, process)
-            if asked is None and time.monotonic() - began > job["walltime"]:
-                asked = time.monotonic()
+            if term_time is None and time.monotonic() - start_time > job["walltime"]:
+                term_time = time.monotonic()
                 os.killpg(process.pid, signal.SIGTERM)
-            if asked is not None and time.monotonic() - asked > grace:
+            if term_time is not None and time.monotonic() - term_time > grace:
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.02)
         return process.returncode
 
 
-def load(path: Path) -> dict:
+def load_job(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def store(folder: Path, job: dict) -> None:
-    part = folder / "part"
-    part.write_text(json.dumps(job))
-    part.replace(folder / f"{job['number']}.json")
+def save_job(folder: Path, job: dict) -> None:
+    part_path = folder / "part"
+    part_path.write_text(json.dumps(job))
+    part_path.replace(folder / f"{job['number']}.json")
 
 
-def find(folder: Path, job_id: str) -> dict:
-    """Return a job, or leave as PBS does."""
+def find_job(folder: Path, job_id: str) -> dict:
+    """Return a job, or exit with the code of PBS if the job is unknown or has ended."""
     path = folder / f"{re.split(r'[.[]', job_id)[0]}.json"
     if not path.exists():
-        leave(UNKNOWN, f"Unknown Job Id {job_id}")
-    job = load(path)
+        exit_with_error(UNKNOWN, f"Unknown Job Id {job_id}")
+    job = load_job(path)
     if job["state"] == "F":
-        leave(ENDED, f"{job_id} Job has finished")
+        exit_with_error(ENDED, f"{job_id} Job has finished")
     return job
 
 
-def leave(code: int, why: str) -> None:
-    print(why, file=sys.stderr)
+def exit_with_error(code: int, message: str) -> None:
+    print(message, file=sys.stderr)
     sys.exit(code)
 
 
-def options(words: list[str]) -> dict[str, list[str]]:
-    """Return option -> values; the script's place is under the empty name."""
+def parse_options(words: list[str]) -> dict[str, list[str]]:
+    """Return the values of each option. The path of the script has an empty name."""
     job_options: dict[str, list[str]] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    remaining_words = list(words)
+    while remaining_words:
+        word = remaining_words.pop(0)
         if word == "-h":
             job_options["-h"] = [""]
-        elif word in WITH_VALUE:
-            job_options.setdefault(word, []).append(rest.pop(0))
+        elif word in OPTIONS_WITH_VALUE:
+            job_options.setdefault(word, []).append(remaining_words.pop(0))
         elif word.startswith("-"):
-            leave(2, f"illegal option {word}")
+            exit_with_error(2, f"illegal option {word}")
         else:
             job_options.setdefault("", []).append(word)
     return job_options
 
 
-def directives(script: Path) -> list[str]:
-    """Return the words of the directives: those before the first command."""
+def read_directives(script: Path) -> list[str]:
+    """Return the words of the directives before the first command of a script."""
     words: list[str] = []
     for line in script.read_text().splitlines():
         if not line.startswith("#"):
@@ -154,23 +156,23 @@ def directives(script: Path) -> list[str]:
 
 def qsub(folder: Path, words: list[str]) -> None:
     if (folder / "refuse").exists() and len(list(folder.glob("*.json"))) >= int((folder / "refuse").read_text()):
-        leave(1, "qsub: would exceed the queue's limit")
-    given = options(words)
-    (script,) = given[""]
-    job_options = {**options(directives(Path(script))), **given}
+        exit_with_error(1, "qsub: would exceed the queue's limit")
+    command_options = parse_options(words)
+    (script,) = command_options[""]
+    job_options = {**parse_options(read_directives(Path(script))), **command_options}
     limits = dict(item.split("=", 1) for item in job_options["-l"])
     assert re.fullmatch(r"[A-Za-z][\w.-]{0,14}", job_options["-N"][0]), f"illegal -N value {job_options['-N']}"
     assert job_options["-j"] == ["oe"] and limits["select"]
     hours, minutes, seconds = map(int, limits["walltime"].split(":"))
     kind, after = "", []
-    # Options of the command are added to the directives, and these have the depend of no other job.
-    tolerated = [value for value in directives(Path(script)) if value.startswith("tolerate_node_failures=")]
+    # The -W options contain those of the directives, of which only tolerate_node_failures is allowed.
+    tolerated = [value for value in read_directives(Path(script)) if value.startswith("tolerate_node_failures=")]
     assert tolerated in ([], ["tolerate_node_failures=all"])
     for value in job_options.get("-W", []):
         if value in tolerated:
             continue
         kind, ids = re.fullmatch(r"depend=(afterany|afterok):(.+)", value).groups()
-        after = [find(folder, after_id)["number"] for after_id in ids.split(":")]
+        after = [find_job(folder, after_id)["number"] for after_id in ids.split(":")]
     number = len(list(folder.glob("*.json"))) + 1
     first, last = map(int, job_options["-J"][0].split("-")) if "-J" in job_options else (0, 0)
     copy = folder / f"{number}.SC"
@@ -183,33 +185,33 @@ def qsub(folder: Path, words: list[str]) -> None:
         "walltime": hours * 3600 + minutes * 60 + seconds,
         "indices": list(range(first, last + 1)) if "-J" in job_options else [None],
     }  # fmt: skip
-    store(folder, job)
+    save_job(folder, job)
     print(job["id"])
 
 
 def qstat(folder: Path, words: list[str]) -> None:
-    print(find(folder, words[0])["state"])
+    print(find_job(folder, words[0])["state"])
 
 
 def qrls(folder: Path, words: list[str]) -> None:
-    store(folder, {**find(folder, words[0]), "held": False})
+    save_job(folder, {**find_job(folder, words[0]), "held": False})
 
 
 def qdel(folder: Path, words: list[str]) -> None:
-    job = find(folder, words[0])
+    job = find_job(folder, words[0])
     if job["state"] == "R":
         os.killpg(job["pid"], signal.SIGTERM)
         return
-    store(folder, {**job, "state": "F"})
+    save_job(folder, {**job, "state": "F"})
     for path in folder.glob("*.json"):
-        # what waits for a job that never ran will never run
-        later = load(path)
-        if job["number"] in later["after"] and later["state"] == "Q":
-            qdel(folder, [later["id"]])
+        # A job that depends on a deleted job never runs.
+        dependent_job = load_job(path)
+        if job["number"] in dependent_job["after"] and dependent_job["state"] == "Q":
+            qdel(folder, [dependent_job["id"]])
 
 
 if __name__ == "__main__":
-    place = Path(os.environ["STANDIN_PBS"])
-    with (place / "calls").open("a") as calls:
+    server_folder = Path(os.environ["STANDIN_PBS"])
+    with (server_folder / "calls").open("a") as calls:
         calls.write(" ".join(sys.argv[1:]).replace("\n", "?") + "\n")
-    {"qsub": qsub, "qstat": qstat, "qrls": qrls, "qdel": qdel}[sys.argv[1]](place, sys.argv[2:])
+    {"qsub": qsub, "qstat": qstat, "qrls": qrls, "qdel": qdel}[sys.argv[1]](server_folder, sys.argv[2:])

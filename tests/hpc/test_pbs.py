@@ -1,4 +1,4 @@
-"""Chains and arrays under PBS: the scripts run for real, under a PBS that stands in."""
+"""Job scripts of chains and arrays, run under a stand-in for PBS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xarray as xr
 import yaml
 
 from credit.cli.main import main
-from tests.hpc.standin_launcher import interpreter
+from tests.hpc.standin_launcher import write_interpreter
 from tests.hpc.standin_pbs import StandInPbs
 from tests.smoke.conftest import CONFIG
 from tests.smoke.test_train import rows
@@ -22,18 +22,23 @@ from tests.smoke.test_train import rows
 HOSTILE = "a b'c\"d; $(touch pwned) `touch pwned`\n#PBS -l walltime=99:00:00\n$HOME *é{{ 7*7 }}"
 
 
-class Run:
-    """A config whose training is planned."""
+class PlannedRun:
+    """Config and folders of a run whose training is replaced by the planned actions of `standin_launcher`."""
 
     def __init__(self, folder: Path, name: str = "run", **pbs: object) -> None:
         self.folder, self.save_loc = folder, folder / name
         self.tools = folder / "tools"
         self.tools.mkdir(parents=True)
-        section = {"cluster": "pbs", "walltime": "1h", "python": str(interpreter(self.tools, self.save_loc)), **pbs}
-        raw = {**CONFIG, "save_loc": str(self.save_loc), "pbs": section}
-        raw["data"] = {**raw["data"], "sources": [{"path": "nowhere.nc"}]}
+        section = {
+            "cluster": "pbs",
+            "walltime": "1h",
+            "python": str(write_interpreter(self.tools, self.save_loc)),
+            **pbs,
+        }
+        config_document = {**CONFIG, "save_loc": str(self.save_loc), "pbs": section}
+        config_document["data"] = {**config_document["data"], "sources": [{"path": "nowhere.nc"}]}
         self.config = folder / "config.yml"
-        self.config.write_text(yaml.safe_dump(raw))
+        self.config.write_text(yaml.safe_dump(config_document))
 
     def submit(self, *arguments: str, plan: tuple[str, ...] = ()) -> int:
         (self.tools / "plan").write_text("\n".join(plan))
@@ -48,11 +53,11 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
+def run(tmp_path: Path) -> PlannedRun:
+    return PlannedRun(tmp_path)
 
 
-def test_a_chain_that_finishes(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+def test_finished_chain_deletes_remaining_jobs(run: PlannedRun, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
     assert run.submit("--chain", "4", plan=("requeue 10", "done 20", "never")) == 0
     assert "submitted: 1.head 2.head 3.head 4.head" in capsys.readouterr().out
     jobs = json.loads((run.save_loc / "jobs.json").read_text())
@@ -77,15 +82,17 @@ def test_a_chain_that_finishes(run: Run, pbs: StandInPbs, capsys: pytest.Capture
         (("requeue 10", "requeue 10", "requeue 20", "done 30"), 4, "the run is done"),
     ],
 )
-def test_when_a_chain_ends(run: Run, pbs: StandInPbs, plan: tuple[str, ...], launched: int, says: str) -> None:
+def test_chain_ends_at_success_failure_or_no_progress(
+    run: PlannedRun, pbs: StandInPbs, plan: tuple[str, ...], launched: int, says: str
+) -> None:
     run.submit("--chain", "6", plan=plan)
     pbs.run()
     assert len(run.launches()) == launched
     assert says in run.log()
 
 
-def test_jobs_that_cannot_delete_others_end_by_themselves(run: Run, pbs: StandInPbs) -> None:
-    """Compute nodes of some sites have no qdel."""
+def test_jobs_end_by_themselves_without_qdel(run: PlannedRun, pbs: StandInPbs) -> None:
+    """Compute nodes of some sites do not have qdel."""
     run.submit("--chain", "4", plan=("requeue 5", "done 10", "never"))
     (pbs.folder / "bin" / "qdel").unlink()
     pbs.run()
@@ -94,36 +101,36 @@ def test_jobs_that_cannot_delete_others_end_by_themselves(run: Run, pbs: StandIn
     assert run.log().count("qdel is not on this machine") == 2
 
 
-def test_a_signal_becomes_a_stop_and_the_chain_goes_on(run: Run, pbs: StandInPbs) -> None:
+def test_signal_requests_stop_and_chain_continues(run: PlannedRun, pbs: StandInPbs) -> None:
     run.submit("--chain", "3", plan=("stop 10", "done 20"))
 
-    asked = []
+    signalled_jobs = []
 
-    def preempt(job: dict, process: subprocess.Popen) -> None:
-        if not asked and (run.save_loc / "STATUS").exists():
-            asked.append(job["id"])
+    def send_term(job: dict, process: subprocess.Popen) -> None:
+        if not signalled_jobs and (run.save_loc / "STATUS").exists():
+            signalled_jobs.append(job["id"])
             os.killpg(process.pid, signal.SIGTERM)
 
-    pbs.run(watch=preempt)
+    pbs.run(watch=send_term)
     assert len(run.launches()) == 2
     assert not (run.save_loc / "STOP").exists(), "the next job would stop at once"
 
 
-def test_a_killed_job_counts_as_a_link(run: Run, pbs: StandInPbs) -> None:
+def test_killed_job_without_progress_ends_chain(run: PlannedRun, pbs: StandInPbs) -> None:
     run.submit("--chain", "4", plan=("stop 10", "stop 10", "never"))
 
-    def kill(job: dict, process: subprocess.Popen) -> None:
+    def kill_job(job: dict, process: subprocess.Popen) -> None:
         if (run.save_loc / "STATUS").exists() and json.loads((run.save_loc / "STATUS").read_text())["job_id"] == job[
             "id"
         ]:
             os.killpg(process.pid, signal.SIGKILL)
 
-    pbs.run(watch=kill)
+    pbs.run(watch=kill_job)
     assert len(run.launches()) == 2
     assert "the two previous jobs completed no step after step 0" in run.log()
 
 
-def test_the_job_s_own_environment_wins(run: Run, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_job_has_precedence(run: PlannedRun, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "of the login node")
     monkeypatch.setenv("LEVELS", "here only")
     pbs.environment["TMPDIR"] = "of the job"
@@ -133,25 +140,29 @@ def test_the_job_s_own_environment_wins(run: Run, pbs: StandInPbs, monkeypatch: 
     assert (call["environment"]["TMPDIR"], call["environment"]["LEVELS"]) == ("of the job", "here only")
 
 
-def test_the_job_knows_its_end(run: Run, pbs: StandInPbs) -> None:
+def test_job_has_end_of_walltime_in_environment(run: PlannedRun, pbs: StandInPbs) -> None:
     run.submit("pbs.walltime=90min", plan=("done 1",))
     pbs.run()
     (call,) = run.launches()
     assert float(call["environment"]["CREDIT_JOB_END"]) == pytest.approx(time.time() + 5400, abs=60)
     assert pbs.jobs()[0]["walltime"] == 5400
-    # one GPU, one process: no launcher
+    # One GPU needs one process, which runs without a launcher.
     assert call["arguments"] == ["-m", "credit.cli.main", "train", str(run.config)]
 
 
-def test_names_and_paths_cannot_break_out(tmp_path: Path, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_and_paths_are_quoted(tmp_path: Path, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / HOSTILE.replace("/", "_")
-    run = Run(folder, name=HOSTILE.replace("/", "_"), environment={"NAME": HOSTILE.replace("$HOME", "")})
-    # no $ in a config's own values: those are expanded; the command line's are not looked at
-    raw = yaml.safe_load(run.config.read_text())
+    run = PlannedRun(folder, name=HOSTILE.replace("/", "_"), environment={"NAME": HOSTILE.replace("$HOME", "")})
+    # The config gets these values through environment variables, because a $ in its own values would be expanded.
+    config_document = yaml.safe_load(run.config.read_text())
     hostile_config = folder / "it's $(touch pwned).yml"
-    raw |= {"experiment": "${STRANGE}"}
-    raw["save_loc"], raw["pbs"]["python"], raw["pbs"]["environment"] = "$PLACE", "$TOOL", {"NAME": "$VALUE"}
-    hostile_config.write_text(yaml.safe_dump(raw))
+    config_document |= {"experiment": "${STRANGE}"}
+    config_document["save_loc"], config_document["pbs"]["python"], config_document["pbs"]["environment"] = (
+        "$PLACE",
+        "$TOOL",
+        {"NAME": "$VALUE"},
+    )
+    hostile_config.write_text(yaml.safe_dump(config_document))
     for name, value in {"STRANGE": HOSTILE, "PLACE": str(run.save_loc), "VALUE": HOSTILE}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TOOL", str(run.tools / "python"))
@@ -165,38 +176,43 @@ def test_names_and_paths_cannot_break_out(tmp_path: Path, pbs: StandInPbs, monke
         assert call["arguments"] == ["-m", "credit.cli.main", "train", str(hostile_config), override]
         assert call["cwd"] == str(folder)
         assert call["environment"]["NAME"] == HOSTILE
-        # the config needs them, and PBS does not hand them on
+        # The config refers to these variables, and PBS does not pass the environment of the submission to the job.
         assert call["environment"]["STRANGE"] == HOSTILE and call["environment"]["PLACE"] == str(run.save_loc)
     assert pbs.jobs()[0]["walltime"] == 3600
     assert not list(tmp_path.rglob("pwned")) and not Path("/pwned").exists()
 
 
-def test_cancel_takes_the_last_link_first(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+def test_cancel_deletes_last_job_first(run: PlannedRun, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
     run.submit("--chain", "3")
     assert run.submit("--cancel") == 0
     assert "deleted: 3.head 2.head 1.head" in capsys.readouterr().out
     assert [call for call in pbs.calls() if call.startswith("qdel")] == ["qdel 3.head", "qdel 2.head", "qdel 1.head"]
     assert all(job["state"] == "F" for job in pbs.jobs())
-    # what is gone already is no error
+    # Cancelling jobs that have ended is not an error.
     assert run.submit("--cancel") == 0
     assert run.submit("--cancel", "--job", "rollout") == 2
     assert "of the kind rollout was submitted from this folder; submitted: train" in capsys.readouterr().err
 
 
-def test_a_second_run_in_the_same_folder_is_refused(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(
+    run: PlannedRun, pbs: StandInPbs, capsys: pytest.CaptureFixture
+) -> None:
     run.submit("--chain", "2")
     assert run.submit() == 1
     assert "train is already queued or running: 1.head, 2.head" in capsys.readouterr().err
     assert len(pbs.jobs()) == 2
-    # other kinds are other jobs
+    # Jobs of another kind can be submitted at the same time.
     assert run.submit("--job", "preprocess") == 0
     run.submit("--cancel")
     assert run.submit() == 0
-    kept = json.loads((run.save_loc / "jobs.json").read_text())
-    assert {kind: entry["ids"] for kind, entry in kept.items()} == {"train": ["4.head"], "preprocess": ["3.head"]}
+    jobs_by_kind = json.loads((run.save_loc / "jobs.json").read_text())
+    assert {kind: entry["ids"] for kind, entry in jobs_by_kind.items()} == {
+        "train": ["4.head"],
+        "preprocess": ["3.head"],
+    }
 
 
-def test_half_a_chain_is_taken_back(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+def test_incomplete_chain_is_deleted(run: PlannedRun, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
     (pbs.folder / "refuse").write_text("2")
     assert run.submit("--chain", "4") == 1
     assert "would exceed the queue's limit" in capsys.readouterr().err
@@ -204,29 +220,29 @@ def test_half_a_chain_is_taken_back(run: Run, pbs: StandInPbs, capsys: pytest.Ca
     assert not (run.save_loc / "jobs.json").exists()
 
 
-def test_no_scheduler_here(run: Run, capsys: pytest.CaptureFixture) -> None:
+def test_missing_scheduler_is_refused(run: PlannedRun, capsys: pytest.CaptureFixture) -> None:
     assert run.submit() == 1
     assert "qsub is not on this machine" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_real_run_in_two_jobs(small_run: Path, pbs: StandInPbs) -> None:
-    """All processes of the first get TERM, torchrun among them; the run is one run all the same."""
-    raw = yaml.safe_load((small_run / "config.yml").read_text())
-    raw["pbs"] = {"cluster": "pbs", "walltime": "1h", "chain": 5, "gpus_per_node": 0, "ranks_per_node": 2}
-    raw["trainer"] |= {"log_every": 1, "max_steps": 20, "train_batch_size": 2}
-    (small_run / "config.yml").write_text(yaml.safe_dump(raw))
+    """SIGTERM reaches all processes of the first job, also torchrun. The second job continues the run without a gap."""
+    config_document = yaml.safe_load((small_run / "config.yml").read_text())
+    config_document["pbs"] = {"cluster": "pbs", "walltime": "1h", "chain": 5, "gpus_per_node": 0, "ranks_per_node": 2}
+    config_document["trainer"] |= {"log_every": 1, "max_steps": 20, "train_batch_size": 2}
+    (small_run / "config.yml").write_text(yaml.safe_dump(config_document))
     assert main(["submit", str(small_run / "config.yml")]) == 0
-    metrics, asked = small_run / "run" / "metrics.jsonl", []
+    metrics, signalled_jobs = small_run / "run" / "metrics.jsonl", []
 
-    def preempt(job: dict, process: subprocess.Popen) -> None:
-        if not asked and metrics.exists() and '"step": 5,' in metrics.read_text():
-            asked.append(job["number"])
+    def send_term(job: dict, process: subprocess.Popen) -> None:
+        if not signalled_jobs and metrics.exists() and '"step": 5,' in metrics.read_text():
+            signalled_jobs.append(job["number"])
             os.killpg(process.pid, signal.SIGTERM)
 
-    pbs.run(watch=preempt, grace=200)
+    pbs.run(watch=send_term, grace=200)
     log = "".join(path.read_text() for path in sorted((small_run / "run" / "logs").glob("*.o*")))
-    assert asked == [1]
+    assert signalled_jobs == [1]
     assert [row[0] for row in rows(small_run / "run")] == list(range(1, 21)), log
     assert json.loads((small_run / "run" / "STATUS").read_text())["status"] == "done"
     assert len(list((small_run / "run" / "logs").glob("*.o*"))) == 2, log
@@ -242,57 +258,66 @@ def test_a_broken_config_stops_at_the_first_job(small_run: Path, pbs: StandInPbs
     assert "data.nc" in log.read_text() and "training did not begin" in log.read_text()
 
 
-def test_an_array_starts_every_part_once(run: Run, pbs: StandInPbs) -> None:
-    """Three jobs of two processes, each with a GPU of its own of those that the scheduler has given."""
+def test_array_starts_every_part_once(run: PlannedRun, pbs: StandInPbs) -> None:
+    """Each of three jobs starts two processes, and each process gets one of the GPUs that the scheduler assigned."""
     run.submit("--job", "rollout", "--nodes", "3", "pbs.gpus_per_node=2")
     assert [job["indices"] for job in pbs.jobs()] == [[1, 2, 3]]
     pbs.environment["CUDA_VISIBLE_DEVICES"] = "3,5"
     pbs.run()
     parts = [(call["arguments"][-1], call["environment"]["CUDA_VISIBLE_DEVICES"]) for call in run.launches()]
-    assert sorted(parts) == [(f"--part={k}/6", "3" if k % 2 else "5") for k in range(1, 7)]
+    assert sorted(parts) == [(f"--part={part}/6", "3" if part % 2 else "5") for part in range(1, 7)]
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_rollout_are_the_rollout(small_run: Path, capsys: pytest.CaptureFixture) -> None:
+def test_parts_of_rollout_are_complete(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     config = str(small_run / "config.yml")
     assert main(["train", config, "trainer.max_steps=1", "trainer.validate_every=1"]) == 0
     counts = []
-    for k in (1, 2):
-        assert main(["rollout", config, "inference.lead_time=24h", f"--part={k}/2"]) == 0
+    for part in (1, 2):
+        assert main(["rollout", config, "inference.lead_time=24h", f"--part={part}/2"]) == 0
         counts.append(int(capsys.readouterr().out.splitlines()[-1].split()[0]))
     files = list((small_run / "run" / "forecasts").iterdir())
-    # inference.batch_size is 4: batches of 4, 4 and 3, of which the parts have two and one
+    # With inference.batch_size 4, the 11 forecasts form batches of 4, 4 and 3. The first part has two of them.
     assert counts == [4 + 3, 4] and len(files) == 11
     assert main(["rollout", config, "inference.lead_time=24h"]) == 0
     assert "0 forecasts written, 11 were already complete" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_forecast_that_is_spread_over_ranks_is_one_job(
+def test_rollout_with_tensor_parallelism_is_one_job(
     small_run: Path, pbs: StandInPbs, capsys: pytest.CaptureFixture
 ) -> None:
     config = str(small_run / "config.yml")
     assert main(["train", config, "trainer.max_steps=1", "trainer.validate_every=1"]) == 0
-    job = ("submit", config, "--cluster", "pbs", "--job", "rollout", "pbs.walltime=1h", "inference.lead_time=12h")
-    assert main([*job, "inference.parallelism.tensor=2", "pbs.ranks_per_node=3"]) == 2
+    submit_arguments = (
+        "submit",
+        config,
+        "--cluster",
+        "pbs",
+        "--job",
+        "rollout",
+        "pbs.walltime=1h",
+        "inference.lead_time=12h",
+    )
+    assert main([*submit_arguments, "inference.parallelism.tensor=2", "pbs.ranks_per_node=3"]) == 2
     assert "2 does not divide the 3 ranks of this job" in capsys.readouterr().err
-    assert main([*job, "inference.parallelism.tensor=2", "pbs.ranks_per_node=2"]) == 0
+    assert main([*submit_arguments, "inference.parallelism.tensor=2", "pbs.ranks_per_node=2"]) == 0
     assert [job["indices"] for job in pbs.jobs()] == [[None]]
     pbs.run()
     assert len(list((small_run / "run" / "forecasts").glob("*.nc"))) == 12
 
 
-def test_scoring_waits_for_the_rollout(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+def test_scoring_waits_for_the_rollout(run: PlannedRun, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
     assert run.submit("--job", "verify", "--after", "rollout") == 2
     assert "--after rollout" in capsys.readouterr().err
     run.submit("--job", "rollout", "--nodes", "2")
     assert run.submit("--job", "verify", "--after", "rollout") == 0
     assert pbs.calls()[-1].startswith("qsub -W depend=afterok:1[].head ")
     pbs.run()
-    # generic nodes without GPUs have four ranks, which torchrun starts
-    rollout, other, verify = [call["arguments"] for call in run.launches()]
-    assert rollout[2] == other[2] == "rollout" and "--nproc-per-node=4" in verify and "verify" in verify
-    # how it ended is not asked for
+    # The job of the generic cluster starts four ranks with torchrun.
+    rollout, second_rollout, verify = [call["arguments"] for call in run.launches()]
+    assert rollout[2] == second_rollout[2] == "rollout" and "--nproc-per-node=4" in verify and "verify" in verify
+    # After the rollout has ended, --after is refused, and no job is submitted.
     capsys.readouterr()
     calls = len([call for call in pbs.calls() if call.startswith("qsub")])
     assert run.submit("--job", "verify", "--after", "rollout") != 0
@@ -300,7 +325,7 @@ def test_scoring_waits_for_the_rollout(run: Run, pbs: StandInPbs, capsys: pytest
     assert len([call for call in pbs.calls() if call.startswith("qsub")]) == calls
 
 
-def test_scoring_does_not_begin_after_a_failed_rollout(run: Run, pbs: StandInPbs) -> None:
+def test_scoring_does_not_begin_after_a_failed_rollout(run: PlannedRun, pbs: StandInPbs) -> None:
     (run.tools / "python").write_text("#!/bin/sh\nexit 1\n")
     run.submit("--job", "rollout", "--nodes", "2")
     assert run.submit("--job", "verify", "--after", "rollout") == 0
@@ -309,19 +334,28 @@ def test_scoring_does_not_begin_after_a_failed_rollout(run: Run, pbs: StandInPbs
 
 
 @pytest.mark.slow
-def test_a_job_of_two_ranks_scores_what_one_process_scores(small_run: Path, pbs: StandInPbs) -> None:
+def test_scores_of_two_ranks_equal_those_of_one_process(small_run: Path, pbs: StandInPbs) -> None:
     config, scores = str(small_run / "config.yml"), small_run / "run" / "scores.csv"
-    digits = small_run / "run" / "scores.nc"
+    netcdf_scores = small_run / "run" / "scores.nc"
     assert main(["train", config, "trainer.max_steps=1", "trainer.validate_every=1"]) == 0
     assert main(["rollout", config]) == 0
     assert main(["verify", config]) == 0
-    one, all_digits = scores.read_bytes(), xr.load_dataset(digits)
-    job = ("submit", config, "--cluster", "pbs", "--job", "verify", "pbs.walltime=1h", "pbs.ranks_per_node=2")
+    expected_csv, expected_netcdf = scores.read_bytes(), xr.load_dataset(netcdf_scores)
+    submit_arguments = (
+        "submit",
+        config,
+        "--cluster",
+        "pbs",
+        "--job",
+        "verify",
+        "pbs.walltime=1h",
+        "pbs.ranks_per_node=2",
+    )
     for options in ([], ["--online"]):
         scores.unlink()
-        assert main([*job, *options]) == 0
+        assert main([*submit_arguments, *options]) == 0
         pbs.run()
-        assert scores.read_bytes() == one, options
-        # scores.csv has eight digits, which hide most differences in the last ones
-        xr.testing.assert_equal(xr.load_dataset(digits), all_digits)
+        assert scores.read_bytes() == expected_csv, options
+        # scores.csv has eight digits, so compare the netCDF file for differences in the last digits.
+        xr.testing.assert_equal(xr.load_dataset(netcdf_scores), expected_netcdf)
     assert len(list((small_run / "run" / "logs").glob("verify_small.o*"))) == 2

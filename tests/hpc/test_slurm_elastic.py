@@ -1,4 +1,4 @@
-"""A job with `min_nodes` under a real Slurm whose nodes are daemons on this machine: one of them is killed."""
+"""Job with `min_nodes` under a real Slurm whose nodes are daemons on this machine: one node is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from credit.cli.main import main
-from tests.hpc.slurm_cluster import CannotStart, slurm
+from tests.hpc.slurm_cluster import CannotStart, run_slurm
 from tests.smoke.conftest import world
 from tests.smoke.test_train import rows
 
@@ -31,10 +31,10 @@ SITE = {
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A running Slurm of four nodes, whose commands are on PATH."""
+    """Run a Slurm with four nodes, and put its commands on PATH."""
     try:
         (tmp_path / "slurm").mkdir()
-        with slurm(tmp_path / "slurm", num_nodes=4) as environment:
+        with run_slurm(tmp_path / "slurm", num_nodes=4) as environment:
             for name in ("PATH", "SLURM_CONF"):
                 monkeypatch.setenv(name, environment[name])
             yield
@@ -43,8 +43,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def kill_node(name: str) -> None:
-    """Kill the daemon of a node, and all its processes."""
-    victims = []
+    """Kill the daemon of a node and all processes of its jobs."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
@@ -53,18 +53,18 @@ def kill_node(name: str) -> None:
             continue
         is_daemon = command[0].endswith(b"slurmd") and name.encode() in command
         if is_daemon or f"SLURMD_NODENAME={name}".encode() in environment:
-            victims.append(int(folder.name))
+            pids.append(int(folder.name))
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if (Path(f"/proc/{parent}/cmdline").read_bytes()).startswith(b"slurmstepd"):
-                victims.append(parent)
-    for pid in victims:
+                pids.append(parent)
+    for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    for pid in victims:
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
 def find_node_of_listener(port: int) -> str:
-    """Return the node whose process listens on a port."""
+    """Return the node of the process that listens on a port."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -82,7 +82,7 @@ def find_node_of_listener(port: int) -> str:
     raise AssertionError(f"nobody listens on {port}")
 
 
-def test_a_job_goes_on_without_a_node(tmp_path: Path, cluster: None) -> None:
+def test_job_continues_after_loss_of_a_node(tmp_path: Path, cluster: None) -> None:
     folder = world(tmp_path)
     run, config = folder / "run", folder / "config.yml"
     (folder / "site.yml").write_text(yaml.safe_dump(SITE))
@@ -101,8 +101,8 @@ def test_a_job_goes_on_without_a_node(tmp_path: Path, cluster: None) -> None:
     while not (run / "metrics.jsonl").exists() or '"step": 7,' not in (run / "metrics.jsonl").read_text():
         assert time.monotonic() < deadline, log()
         time.sleep(0.05)
-    # On a cluster, the rendezvous is that of the node with the job script, whose loss ends the job. Here all nodes have
-    # one address, so that any of them may have it.
+    # On a cluster, the node of the job script hosts the rendezvous, and its loss ends the job. Here all nodes have one
+    # address, so any of them may host it.
     host = find_node_of_listener(20_000 + int(job_id))
     kill_node(next(f"node{number}" for number in (4, 3, 2) if f"node{number}" != host))
     kill_time = time.monotonic()
@@ -116,6 +116,6 @@ def test_a_job_goes_on_without_a_node(tmp_path: Path, cluster: None) -> None:
     assert [row[0] for row in rows(run)] == list(range(1, 31))
     starts = [json.loads(line) for line in (run / "jobs" / "starts.jsonl").read_text().splitlines()]
     assert [start["job_id"] for start in starts] == [job_id], "one job, one start of the launcher"
-    shown = subprocess.run(["scontrol", "--oneliner", "show", "job", job_id], capture_output=True, text=True).stdout
-    assert "JobState=COMPLETED" in shown and "Restarts=0" in shown, shown
+    job_text = subprocess.run(["scontrol", "--oneliner", "show", "job", job_id], capture_output=True, text=True).stdout
+    assert "JobState=COMPLETED" in job_text and "Restarts=0" in job_text, job_text
     assert "trainer.train_batch_size" not in log()

@@ -1,4 +1,4 @@
-"""A sweep as an array of jobs, under a PBS that stands in."""
+"""Sweep as an array of jobs, under a stand-in for PBS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit.cli.main import main
 from tests.hpc.standin_pbs import StandInPbs
 from tests.smoke.conftest import CONFIG
 
-# In place of the job's interpreter: trains the config that the script names, and fails for one seed at first.
+# Stand-in for the interpreter of a job: it writes the STATUS of a run, which is a failure at the first run of seed 2.
 INTERPRETER = """#!{python}
 import json, os, pathlib, sys, yaml
 if "credit.hpc.chain" in sys.argv:
@@ -30,7 +30,7 @@ with open({calls!r}, "a") as file:
 """
 
 
-def test_an_array_trains_each_trial_once_and_a_second_call_only_the_failed_one(
+def test_array_trains_each_trial_and_second_call_repeats_failed_trial(
     tmp_path: Path, pbs: StandInPbs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import sys
@@ -39,11 +39,11 @@ def test_an_array_trains_each_trial_once_and_a_second_call_only_the_failed_one(
     interpreter = tmp_path / "python"
     interpreter.write_text(INTERPRETER.format(python=sys.executable, calls=str(calls)))
     interpreter.chmod(0o755)
-    raw = {**CONFIG, "save_loc": str(tmp_path / "unused")}
-    raw["data"] = {**raw["data"], "sources": [{"path": "nowhere.nc"}]}
-    raw["pbs"] = {"cluster": "pbs", "walltime": "1h", "python": str(interpreter)}
+    document = {**CONFIG, "save_loc": str(tmp_path / "unused")}
+    document["data"] = {**document["data"], "sources": [{"path": "nowhere.nc"}]}
+    document["pbs"] = {"cluster": "pbs", "walltime": "1h", "python": str(interpreter)}
     config = tmp_path / "config.yml"
-    config.write_text(yaml.safe_dump(raw))
+    config.write_text(yaml.safe_dump(document))
     folder = tmp_path / "a sweep"
     arguments = ["sweep", str(config), "-o", str(folder), "--grid", "seed=1,2,3", "--submit"]
 

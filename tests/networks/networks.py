@@ -53,6 +53,6 @@ FIRST_LAYERS = {
     "unet": "stem",
     "wxformer": "stages.0",
 }
-# Networks that compute on divided fields, and a part of the message of those that do not.
+# Networks that support divided fields, and a part of the error message of the others.
 DIVIDED = ("swin", "unet", "wxformer")
 REFUSAL = "does not declare how its fields are divided"

@@ -1,4 +1,4 @@
-"""Every network as a program of torch.export: its script makes the forecasts of ``credit rollout``."""
+"""Export of networks as programs of torch.export, whose script gives the forecasts of ``credit rollout``."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def train(folder: Path, *overrides: str, **sections: dict) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_script_makes_the_forecasts_of_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_exported_script_gives_forecasts_of_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     config = train(tmp_path, model=SECTIONS[name])
-    shared = (config, "data.history_len=2")
-    forecast = ("inference.lead_time=24h", f"inference.initial_times=[{INITIAL_TIME}]", "inference.batch_size=1")
-    assert main(["rollout", *shared, *forecast]) == 0
-    assert main(["convert", *shared, "--export", str(tmp_path / "step.pt2")]) == 0
+    common_options = (config, "data.history_len=2")
+    forecast_options = (
+        "inference.lead_time=24h",
+        f"inference.initial_times=[{INITIAL_TIME}]",
+        "inference.batch_size=1",
+    )
+    assert main(["rollout", *common_options, *forecast_options]) == 0
+    assert main(["convert", *common_options, "--export", str(tmp_path / "step.pt2")]) == 0
 
     model = credit.load(tmp_path / "run", device="cpu")
     with xr.open_dataset(tmp_path / "data.nc") as fields:
@@ -72,7 +74,7 @@ def test_the_script_makes_the_forecasts_of_the_command(
         values = expected["z"].sel(level=float(channel[1:])) if channel[0] == "z" else expected[channel]
         # Between two steps the state is rounded to float32 in physical units.
         np.testing.assert_allclose(output_NCHW[:, index], values.values, rtol=2e-6, atol=1e-4 * float(values.std()))
-    # Several forecasts at once are those made one by one.
+    # Several forecasts in a batch equal single forecasts.
     exported = script.ExportedModel(str(tmp_path / "step.pt2"))
     states, forcings = (np.stack([inputs[key], 1.01 * inputs[key], inputs[key]]) for key in ("state", "forcing"))
     batch_BCHW = exported.step(states, forcings[:, :, :2])
@@ -84,15 +86,15 @@ def test_the_script_makes_the_forecasts_of_the_command(
         next(exported.forecast(states, forcings[:2]))
 
 
-def test_the_script_needs_torch_and_numpy_alone() -> None:
+def test_exported_script_imports_only_torch_and_numpy() -> None:
     tree = ast.parse(program._RUNNER.read_text(encoding="utf-8"))
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    others = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-    assert others == {"torch", "numpy"}
+    third_party_modules = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+    assert third_party_modules == {"torch", "numpy"}
 
 
-def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_program_and_noise_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config_path = train(tmp_path, model=SECTIONS["unet"])
     config = credit.config.load_config(config_path, ["data.history_len=2"])
 

@@ -1,6 +1,6 @@
-"""One suite over all networks, most of it through the commands.
+"""Tests of all networks, most of them through the commands.
 
-It covers restart, forecasts, ranks, ensembles, adapters, compilation and the plan.
+They cover restart, forecasts, ranks, ensembles, adapters, compilation and the plan.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from credit.train.build.model import compile_blocks
 from tests.networks.networks import DIVIDED, FIRST_LAYERS, LORA_TARGETS, NOISE, PLANNED_SECTIONS, REFUSAL, SECTIONS
 from tests.parallel.forked import launch
 from tests.smoke.conftest import world, write_extra_variable
-from tests.unit.hpc.measured import allocated, small_config, traced
+from tests.unit.hpc.measured import measure_peak_bytes, small_config, traced
 
 pytestmark = pytest.mark.slow
 
 # With a constant learning rate, a longer run is a continuation of a shorter one.
-STEADY = (
+CONSTANT_RATE = (
     "trainer.schedule={kind: constant, warmup: 0}", "trainer.log_every=1", "data.forecast_len=2",
     "trainer.validate_every=3", "trainer.checkpoint_every=2", "trainer.max_steps=3", "trainer.optimizer=muon",
 )  # fmt: skip
@@ -41,7 +41,7 @@ FORECASTS = ("inference.lead_time=24h", "inference.initial_times=[2000-02-09T00:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network that one process has trained for three steps.
+    """Network that one process has trained for three steps.
 
     Attributes:
         name: ``model.type``.
@@ -58,13 +58,13 @@ class TrainedNetwork:
 
     @property
     def noise(self) -> str:
-        """Override that adds every kind of noise that the network takes."""
+        """Override that adds every kind of noise that the network supports."""
         kinds = [NOISE[kind] for kind in model_class(self.name).conditions]
         return f"model.noise={json.dumps(kinds)}"
 
     def train_on(self, num_ranks: int, run: str, *overrides: str) -> list[dict[str, Any]]:
         """Train on several ranks into a run folder; return its rows of training steps."""
-        arguments = (self.config, *STEADY, f"save_loc={self.folder / run}", *overrides)
+        arguments = (self.config, *CONSTANT_RATE, f"save_loc={self.folder / run}", *overrides)
         launch("credit.cli.main", num_ranks, "train", *arguments)
         return read_steps(self.folder / run)
 
@@ -89,11 +89,11 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = yaml.safe_load((folder / "config.yml").read_text())
     config["model"] = SECTIONS[request.param]
     (folder / "config.yml").write_text(yaml.safe_dump(config))
-    assert main(["train", str(folder / "config.yml"), *STEADY]) == 0
+    assert main(["train", str(folder / "config.yml"), *CONSTANT_RATE]) == 0
     return TrainedNetwork(request.param, folder)
 
 
-def test_every_network_is_here() -> None:
+def test_suite_covers_every_network() -> None:
     """A network that is added to the package must be added to this suite."""
     built_in = [name for name in model_names() if model_class(name).__module__.startswith("credit.")]
     assert sorted(SECTIONS) == built_in
@@ -102,14 +102,16 @@ def test_every_network_is_here() -> None:
 def test_restart_is_exact(network: TrainedNetwork) -> None:
     run = f"save_loc={network.folder / 'parts'}"
     for num_steps in (2, 3):
-        assert main(["train", network.config, *STEADY, f"trainer.max_steps={num_steps}", run]) == 0
+        assert main(["train", network.config, *CONSTANT_RATE, f"trainer.max_steps={num_steps}", run]) == 0
     keys = ("step", "loss", "grad_norm")
-    parts, whole = read_steps(network.folder / "parts"), read_steps(network.folder / "run")
-    assert [[row[key] for key in keys] for row in parts] == [[row[key] for key in keys] for row in whole]
+    restarted_rows, uninterrupted_rows = read_steps(network.folder / "parts"), read_steps(network.folder / "run")
+    assert [[row[key] for key in keys] for row in restarted_rows] == [
+        [row[key] for key in keys] for row in uninterrupted_rows
+    ]
 
 
 def test_forecasts_and_scores(network: TrainedNetwork) -> None:
-    """Forecasts in files and forecasts that are made while scoring give the same scores."""
+    """Forecast files and forecasts that are computed while scoring give the same scores."""
     run = network.folder / "run"
     assert main(["rollout", network.config, *FORECASTS]) == 0
     assert main(["verify", network.config, *FORECASTS]) == 0
@@ -137,7 +139,7 @@ def require_equal_forecasts(folder: Path, expected_folder: Path, tolerance: floa
 
 
 def test_sharded_and_split_weights(network: TrainedNetwork) -> None:
-    """FSDP2, tensor parallelism and activation checkpointing together train as one process does."""
+    """Training with FSDP2, tensor parallelism and activation checkpointing equals that of one process."""
     mesh = (
         "trainer.parallelism={data: fsdp2, tensor: 2}", "trainer.activation_checkpoint=true",
         "trainer.train_batch_size=2",
@@ -146,7 +148,7 @@ def test_sharded_and_split_weights(network: TrainedNetwork) -> None:
 
 
 def test_members_on_two_ranks(network: TrainedNetwork) -> None:
-    """An ensemble with every kind of noise that the network takes, trained on the CRPS."""
+    """Training on the CRPS, with every kind of noise that the network supports, is equal on one and two ranks."""
     if not model_class(network.name).conditions:
         pytest.skip(f"{network.name} takes no noise")
     ensemble = (network.noise, "loss.kind=crps", "trainer.members=2", "trainer.valid_members=2")
@@ -155,7 +157,7 @@ def test_members_on_two_ranks(network: TrainedNetwork) -> None:
 
 
 def test_divided_fields(network: TrainedNetwork) -> None:
-    """Training and forecasts on divided fields are those of one process, or are refused by name."""
+    """Training and forecasts on divided fields equal those of one process. Networks without support refuse them."""
     if network.name not in DIVIDED:
         with pytest.raises(AssertionError, match=REFUSAL):
             network.train_on(2, "divided", "trainer.parallelism.domain=2")
@@ -172,20 +174,20 @@ def test_divided_fields(network: TrainedNetwork) -> None:
 
 
 def test_export_and_adapters(network: TrainedNetwork) -> None:
-    """Adapters of a run begin with the function of its exported weights, and train."""
+    """A run with adapters starts with the loss of the exported weights, and then trains."""
     weights = network.folder / "weights.safetensors"
     assert main(["convert", network.config, "--export", str(weights)]) == 0
     plain = network.train_on(1, "plain", f"trainer.resume={weights}")
     adapters = f"trainer.lora={{rank: 2, targets: {json.dumps(LORA_TARGETS[network.name])}}}"
     adapted = network.train_on(1, "adapted", f"trainer.resume={network.folder / 'run'}", adapters)
-    # The power iteration of spectral norm goes on for weights that train, but not for frozen ones.
+    # The power iteration of spectral norm continues for trained weights, but not for frozen weights.
     assert adapted[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-3)
     assert adapted[0]["grad_norm"] > 0
     assert adapted[-1]["loss"] != adapted[0]["loss"]
 
 
 def test_fine_tuning_with_new_channels_and_frozen_weights(network: TrainedNetwork) -> None:
-    """Fine-tuning with new channels, frozen first layers and low rates elsewhere is the same on two ranks as on one."""
+    """Fine-tuning with new channels, frozen first layers and lower learning rates is equal on one and two ranks."""
     extra = network.folder / "extra.nc"
     write_extra_variable(network.folder / "data.nc", extra)
     base = (
@@ -210,8 +212,8 @@ def test_bfloat16(network: TrainedNetwork) -> None:
         assert row["loss"] == pytest.approx(expected["loss"], rel=0.03), row["step"]
 
 
-def build(name: str) -> ForecastModel:
-    """Return a network with weights of a seed."""
+def build_seeded_network(name: str) -> ForecastModel:
+    """Return a network with initial weights from a fixed seed."""
     section = MODELS.find_section(name).model_validate(SECTIONS[name])
     spec = ModelSpec.from_sizes(image_height=16, image_width=32, in_channels=3, out_channels=2, vector_channels=(0, 1))
     model = build_model(spec, section)
@@ -224,7 +226,7 @@ def build(name: str) -> ForecastModel:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_blocks(network: TrainedNetwork) -> None:
     """Blocks compile as whole graphs, and compute the same outputs and gradients."""
-    model = build(network.name)
+    model = build_seeded_network(network.name)
     compiled = copy.deepcopy(model)
     compile_blocks(compiled, backend="aot_eager")
     x_BCTHW = torch.randn(2, 3, 1, 16, 32, generator=torch.Generator().manual_seed(1))
@@ -243,4 +245,4 @@ def test_compiled_blocks(network: TrainedNetwork) -> None:
 def test_planned_memory(network: TrainedNetwork) -> None:
     """The planned memory of activations is within 10 % of what a step allocates."""
     config = small_config(f"model={json.dumps(PLANNED_SECTIONS[network.name])}")
-    assert traced(config).activations == pytest.approx(allocated(config), rel=0.1)
+    assert traced(config).activations == pytest.approx(measure_peak_bytes(config), rel=0.1)

@@ -1,7 +1,7 @@
-"""Server that runs Python modules as ranks, each in a fork of itself, which has imported the large packages already.
+"""Server that imports the large packages once and then runs Python modules as ranks in forks of itself.
 
-`tests.parallel.forked` starts one for each process of pytest. Every line of standard input is a request in JSON, and
-the answer is a line with the exit codes of its ranks.
+`tests.parallel.forked` starts one server for each pytest process. Each line of standard input is a request in JSON. The
+answer is a line with the exit codes of the ranks.
 """
 
 from __future__ import annotations
@@ -26,83 +26,90 @@ PRELOADED = (
     "credit.cli.verify", "credit.train.build.training", "credit.train.build.forecaster",
     "credit.train.build.open_data", "credit.models.wxformer", "credit.verify.verification",
     "credit.verify.report.report", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "xarray",
-    # The first DTensor imports it, which takes as long as importing torch.
+    # The first DTensor imports this package, which takes as long as the import of torch.
     "torch._dynamo",
-    # xarray imports it when it first opens a file.
+    # xarray imports this module when it opens the first file.
     "dask.array",
 )  # fmt: skip
 POLL_SECONDS = 0.02
-# When a rank has failed, the others have some time to end by themselves, and to say why, then as much after TERM.
+# After a rank has failed, the other ranks have this time to print their errors and end, before SIGTERM is sent to them.
+# They have the same time again between SIGTERM and SIGKILL.
 GRACE_SECONDS = 2.0
 
 
-def free_port() -> int:
-    """Return a port that nobody listens to."""
+def find_free_port() -> int:
+    """Return the number of a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
 
 
 def become_rank(request: dict[str, Any], variables: dict[str, str]) -> None:
-    """Give this process, a fork of the server, the variables, folder, arguments and output of a rank."""
+    """Give this fork of the server the environment, working folder, arguments and output of a rank."""
     os.environ.clear()
     os.environ.update(request["environment"] | variables)
     os.chdir(request["folder"])
-    # as of ``python -m``
+    # ``python -m`` also puts the working folder first.
     sys.path[0] = request["folder"]
     output = os.open(request["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    no_input = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((no_input, 0), (output, 1), (output, 2)):
+    empty_input = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((empty_input, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     sys.argv = [request["module"], *request["arguments"]]
 
 
 def start_ranks(request: dict[str, Any]) -> list[int] | None:
-    """Fork the ranks and return their process numbers; in a rank, return None."""
-    world = request["ranks"]
-    shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost",
-              "MASTER_PORT": str(free_port())}  # fmt: skip
+    """Fork the ranks and return their process IDs. In a rank, return None."""
+    num_ranks = request["ranks"]
+    world_variables = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "localhost",
+                       "MASTER_PORT": str(find_free_port())}  # fmt: skip
     pids = []
-    for rank in range(world):
+    for rank in range(num_ranks):
         pid = os.fork()
         if pid == 0:
-            become_rank(request, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})
+            become_rank(
+                request, {**world_variables, "RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
+            )
             return None
         pids.append(pid)
     return pids
 
 
 def wait_for_ranks(pids: list[int], timeout: float) -> list[int]:
-    """Return the exit codes. If one fails or the time is over, the others are ended, as torchrun does."""
-    codes: dict[int, int] = {}
+    """Wait for the ranks and return their exit codes.
+
+    If a rank fails or the time is over, the other ranks are ended, as torchrun does.
+    """
+    exit_codes: dict[int, int] = {}
     end_time = time.monotonic() + timeout
     signals = [signal.SIGTERM, signal.SIGKILL]
-    while len(codes) < len(pids):
+    while len(exit_codes) < len(pids):
         for pid in pids:
-            if pid not in codes:
+            if pid not in exit_codes:
                 ended_pid, status = os.waitpid(pid, os.WNOHANG)
                 if ended_pid:
-                    codes[pid] = os.waitstatus_to_exitcode(status)
-                    if codes[pid]:
+                    exit_codes[pid] = os.waitstatus_to_exitcode(status)
+                    if exit_codes[pid]:
                         end_time = min(end_time, time.monotonic() + GRACE_SECONDS)
         if signals and time.monotonic() > end_time:
             end_time = time.monotonic() + GRACE_SECONDS
-            send(signals.pop(0), [pid for pid in pids if pid not in codes])
+            send_signal(signals.pop(0), [pid for pid in pids if pid not in exit_codes])
         time.sleep(POLL_SECONDS)
-    return [codes[pid] for pid in pids]
+    return [exit_codes[pid] for pid in pids]
 
 
-def send(signal_number: int, pids: list[int]) -> None:
-    """Send a signal to processes that have not been waited for."""
+def send_signal(signal_number: int, pids: list[int]) -> None:
+    """Send a signal to processes whose exit codes have not been read yet."""
     for pid in pids:
         os.kill(pid, signal_number)
 
 
 def serve() -> str | None:
-    """Answer requests until the end of standard input; in a rank, return the name of the module that it is to run."""
+    """Answer requests until standard input ends. In a rank, return the name of the module to run."""
     for line in iter(sys.stdin.buffer.readline, b""):
         request = json.loads(line)
-        # The program itself runs as a new module, `__main__`, but finds all that it imports. Ranks repeat an error.
+        # The ranks inherit the imports of the module. The module itself runs again, as `__main__`. If its import fails,
+        # each rank raises the error again.
         with suppress(Exception):
             importlib.import_module(request["module"])
         sys.modules.pop(request["module"], None)
@@ -116,8 +123,8 @@ def serve() -> str | None:
 def run_as_main(module: str) -> NoReturn:
     """Run a module as the main program and end the process.
 
-    Threads are joined and exit handlers run as at the end of an interpreter. But modules are not torn down: that takes
-    2 s of CPU time, since it copies all pages that are shared with the server.
+    Threads are joined and exit handlers are run, as at the end of an interpreter. Modules are not torn down, because
+    that would copy all memory pages shared with the server, which takes 2 s of CPU time.
     """
     exit_code = 0
     try:
@@ -139,7 +146,7 @@ def run_as_main(module: str) -> NoReturn:
 if __name__ == "__main__":
     for name in PRELOADED:
         importlib.import_module(name)
-    # Else each collection of garbage in a rank would copy the pages of all that is imported.
+    # Otherwise each garbage collection in a rank would copy the memory pages of all imported modules.
     gc.collect()
     gc.freeze()
     module = serve()

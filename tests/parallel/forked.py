@@ -1,7 +1,7 @@
-"""Ranks that start at once: forks of a process that has imported torch, since imports take 4 s of each new rank.
+"""Launch of ranks as forks of a process that has imported torch, because the imports of a new process take 4 s.
 
-Where the start of processes, their launcher or their end by signals is tested, use `tests.parallel.torchrun`. Its ranks
-also differ in the order of their sets; the ranks here have one hash seed.
+For tests of the start of processes, of their launcher or of their end by signals, use `tests.parallel.torchrun`. Its
+ranks also have different hash seeds, so that their sets differ in order. The ranks here share one hash seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.parallel.torchrun import REPOSITORY
 
 @functools.cache
 def start_server() -> subprocess.Popen:
-    """Start the server of this process, which ends when its standard input is closed."""
+    """Start the server of this process. The server ends when its standard input is closed."""
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.parallel.fork_server"],
         cwd=REPOSITORY, env=rank_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -33,12 +33,12 @@ def start_server() -> subprocess.Popen:
 
 
 def rank_environment() -> dict[str, str]:
-    """Return the environment variables of server and ranks."""
+    """Return the environment variables of the server and of the ranks."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
 def stop_server(server: subprocess.Popen) -> None:
-    """Close the server's standard input and wait for its end."""
+    """Close the standard input of the server and wait until the server has ended."""
     server.stdin.close()
     server.wait()
     server.stdout.close()
@@ -52,17 +52,18 @@ def run_ranks(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Run ``python -m module arguments`` on several ranks; return an exit code other than 0, if any, and the output.
+    """Run ``python -m module arguments`` on several ranks and return the exit code and the output.
 
-    If a rank fails or `timeout` seconds have passed, all are ended.
+    If a rank fails or `timeout` seconds have passed, all ranks are ended. The exit code is that of the first rank in
+    order whose exit code is not 0; it is 0 if there is none.
 
     Args:
         module: module with a main program.
-        ranks: number of ranks; one has no process group.
+        ranks: number of ranks; a single rank gets no variables of a launcher, so it has no process group.
         arguments: arguments of the program.
         timeout: longest time in seconds.
-        folder: working folder, this process's by default.
-        environment: environment variables beside those of this process.
+        folder: working folder; by default, that of this process.
+        environment: environment variables that are added to those of this process, or replace them.
     """
     with tempfile.NamedTemporaryFile("r", suffix=".log", errors="replace") as output:
         request = {
@@ -73,21 +74,22 @@ def run_ranks(
         try:
             server.stdin.write(json.dumps(request) + "\n")
             server.stdin.flush()
-            codes = json.loads(server.stdout.readline())
+            exit_codes = json.loads(server.stdout.readline())
         except BaseException:
-            # The time of a test is over, say: an answer that comes later would be taken for that of the next request.
+            # For instance, the test has timed out. A late answer would be read as that of the next request, so end the
+            # server and its ranks.
             start_server.cache_clear()
             os.killpg(server.pid, signal.SIGKILL)
             raise
-        return next((code for code in codes if code), 0), output.read()
+        return next((exit_code for exit_code in exit_codes if exit_code), 0), output.read()
 
 
 def launch(module: str, ranks: int, *arguments: str, timeout: float = 500.0) -> str:
-    """Run ``python -m module arguments`` on several ranks and return what they printed; see `run_ranks`.
+    """Run ``python -m module arguments`` on several ranks and return their output; see `run_ranks`.
 
     Raises:
         AssertionError: with the output, if a rank fails or takes longer than `timeout` seconds.
     """
-    code, output = run_ranks(module, ranks, *arguments, timeout=timeout)
-    assert code == 0, f"{module} on {ranks} ranks failed, with the exit code {code}:\n{output[-40000:]}"
+    exit_code, output = run_ranks(module, ranks, *arguments, timeout=timeout)
+    assert exit_code == 0, f"{module} on {ranks} ranks failed, with the exit code {exit_code}:\n{output[-40000:]}"
     return output

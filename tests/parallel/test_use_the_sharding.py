@@ -1,4 +1,4 @@
-"""The example of docs/use_the_sharding.md: a denoising U-Net trains alike on one process and on 2 x 2 ranks."""
+"""Test of the example of docs/use_the_sharding.md: a U-Net trains equally on one process and on 2 x 2 ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "denoising_unet.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4")
-# Relative; the sums of the ranks are in another order than those of one process.
+# Relative tolerance. Several ranks add in another order than one process.
 TOLERANCE = 1e-5
 
 
 def run_example(*arguments: str, ranks: int = 1) -> dict[str, list[list[float]]]:
-    """Return what the example prints: [loss, gradient norm] of each step."""
+    """Run the example and return [loss, gradient norm] of each step, for ``trained`` and ``resumed`` steps."""
     launcher = TORCHRUN if ranks > 1 else ()
     command = [sys.executable, *launcher, str(EXAMPLE), *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -30,7 +30,7 @@ def run_example(*arguments: str, ranks: int = 1) -> dict[str, list[list[float]]]
     return json.loads(result.stdout)
 
 
-def test_denoising_unet(tmp_path: Path) -> None:
+def test_example_trains_equally_on_one_process_and_four_ranks(tmp_path: Path) -> None:
     one_process = run_example(str(tmp_path / "one"))
     four_ranks = run_example(str(tmp_path / "four"), "--tensor-ranks", "2", ranks=4)
     for result in (one_process, four_ranks):
@@ -38,7 +38,7 @@ def test_denoising_unet(tmp_path: Path) -> None:
     losses = [loss for loss, _ in one_process["trained"]]
     assert losses[-1] < 0.9 * losses[0]
     require_equal(four_ranks["trained"], one_process["trained"])
-    # Each mesh continues from the checkpoint of the other.
+    # One process continues from the checkpoint of four ranks, and four ranks from that of one process.
     resumed_by_one = run_example(str(tmp_path / "four"), "--resume-only")
     require_equal(resumed_by_one["resumed"], one_process["resumed"])
     resumed_by_four = run_example(str(tmp_path / "one"), "--resume-only", "--tensor-ranks", "2", ranks=4)

@@ -1,4 +1,4 @@
-"""Launch of a worker module on several ranks, with a time limit."""
+"""Launch of a worker module on several ranks with torchrun and a time limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def launch(module: str, ranks: int, *arguments: str, timeout: float = 500.0, restarts: int = 0) -> str:
-    """Run ``python -m module arguments`` under torchrun and return what it printed.
+    """Run ``python -m module arguments`` under torchrun and return its output.
 
-    If a rank fails, torchrun ends the others, so all fail together.
+    If a rank fails, torchrun ends the other ranks.
 
     Raises:
-        AssertionError: with the output, if it fails or takes longer than `timeout` seconds.
+        AssertionError: with the output, if a rank fails or the run takes longer than `timeout` seconds.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
                f"--max-restarts={restarts}", "-m", module, *arguments]  # fmt: skip

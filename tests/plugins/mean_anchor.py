@@ -1,4 +1,4 @@
-"""A post-process: the global mean of a variable changes by at most a limit in a step."""
+"""Example of a post-process: it limits the change of the global mean of a variable in a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.forecast.postprocess.base import Postprocess, PostprocessContext, re
 
 
 class MeanAnchorSection(PostprocessSection):
-    """A limit on the change of a global mean."""
+    """Config section of the limit on the change of a global mean."""
 
     kind: Literal["mean_anchor"] = Field(description="Limits the change of a global mean over a step.")
     variable: str = Field(description="A prognostic variable without levels.")
@@ -35,7 +35,7 @@ class MeanAnchor(Postprocess):
         self._row = names.index(section.variable)
         self._area_HW = torch.from_numpy(context.grid.area_weights()).to(context.device)
         self.corrected_channels = (self._row,)
-        # The limit in normalised units: that of the difference between two values that lie so far apart.
+        # The limit in normalised units is the difference between the encoded values of 0 and of the limit.
         values_2C = torch.zeros(2, len(names), device=context.device)
         values_2C[1] = section.limit
         encoded = context.normalizer.encode(values_2C[:, :, None, None], "output")[:, self._row, 0, 0]

@@ -1,4 +1,4 @@
-"""A loss with a parameter and a member axis: absolute error of the members, less a share of their spread.
+"""Example of a loss with a parameter and a member axis: absolute error of the members minus a share of their spread.
 
 With ``spread_share: 1`` it is the kernel form of the CRPS (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
 A single member has no spread and scores the mean absolute error.
@@ -16,7 +16,7 @@ from credit.losses.base import Loss, LossContext
 
 
 class SpreadLossSection(LossSection):
-    """Absolute error of the members, less a share of half their mean difference."""
+    """Config section of the loss."""
 
     kind: Literal["spread"] = Field(description="Error less spread.")
     spread_share: float = Field(1.0, ge=0, le=1, description="Share of the spread that is taken off.")
@@ -24,7 +24,7 @@ class SpreadLossSection(LossSection):
 
 @register_loss("spread", SpreadLossSection)
 class SpreadLoss(Loss):
-    """Mean over members of |prediction - target|, less a share of half the mean |difference of two members|."""
+    """Mean over members of |prediction - target|, minus a share of half the mean |difference of two members|."""
 
     def __init__(self, context: LossContext, section: SpreadLossSection) -> None:
         super().__init__(context, section)

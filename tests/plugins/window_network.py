@@ -1,4 +1,4 @@
-"""A small window-attention network with spherical padding and spectral norm, built from the shared layers."""
+"""Example of a model: a small window-attention network with spherical padding, built from the shared layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from credit.models.registry import register_model
 
 
 class WindowNetworkSection(ModelSection):
-    """A network of one resolution: embedding, transformer layers, up-sampling."""
+    """Config section of the network."""
 
     width: int = Field(16, gt=0, description="Channels of a token.")
     layers: int = Field(2, ge=1, description="Number of transformer layers.")
@@ -28,14 +28,14 @@ class WindowNetworkSection(ModelSection):
 
 @register_model("window_network", WindowNetworkSection)
 class WindowNetwork(ForecastModel):
-    """Half the grid's resolution, window attention, and a head back to the grid."""
+    """Network that computes window attention at half the resolution of the grid."""
 
     output_is_new = True
 
     def __init__(self, spec: ModelSpec, section: WindowNetworkSection) -> None:
         super().__init__(spec, section)
         rows, columns = spec.grid.shape
-        # The padded field must hold whole windows of tokens, each of which is 2 x 2 cells.
+        # The padded field must contain whole windows of tokens. A token has 2 x 2 cells.
         multiple = 2 * section.window
         vector_channels = []
         for channel in spec.vector_channels:

@@ -1,4 +1,4 @@
-"""What the rules look at: the files that belong to the repository."""
+"""Fixtures of the files that belong to the repository."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 
 @pytest.fixture(scope="session")
 def files(repository: Path) -> list[Path]:
-    """Every file that is under version control or would be added to it."""
-    listed = subprocess.run(
+    """All files that are under version control, or new and not ignored."""
+    names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=repository,
         capture_output=True,
         check=True,
         text=True,
     ).stdout.split("\0")
-    return [repository / name for name in listed if name and (repository / name).exists()]
+    return [repository / name for name in names if name and (repository / name).exists()]
 
 
 @pytest.fixture(scope="session")
 def python_files(files: list[Path]) -> list[Path]:
-    """The Python files among them."""
+    """All Python files of the repository."""
     return [path for path in files if path.suffix == ".py"]

@@ -1,4 +1,4 @@
-"""Every file in config/ is its template in the package, loads, and builds its model on the meta device."""
+"""Every file in config/ is a link to a template of the package, loads, and builds its model on the meta device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _gaussian(rows: int, columns: int) -> np.ndarray:
     return np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(rows)[0]))
 
 
-# the grid of the data that each config is for, and its parameters in millions where a published size binds it
+# Name of a config -> grid of its data.
 GRIDS = {
     "quickstart": (_equiangular, 32, 64),
     "speedy_5p6deg": (_equiangular, 32, 64),
@@ -45,16 +45,17 @@ GRIDS = {
     "arco_era5": (_with_poles, 721, 1440),
     "wxformer_published_6h": (_gaussian, 640, 1280),
 }
+# Name of a config -> number of parameters, if it must equal a published size.
 PARAMETERS = {"wxformer_1deg": 10_309_328, "wxformer_published_6h": 124_388_963}
 
 
-def grid_of(name: str) -> LatLonGrid:
-    """Return the grid that config `name` is for."""
-    rule, rows, columns = GRIDS[name]
-    return LatLonGrid.from_coords(rule(rows, columns), np.arange(columns) * 360.0 / columns)[0]
+def build_grid(name: str) -> LatLonGrid:
+    """Return the grid of the data of config `name`."""
+    build_latitudes, rows, columns = GRIDS[name]
+    return LatLonGrid.from_coords(build_latitudes(rows, columns), np.arange(columns) * 360.0 / columns)[0]
 
 
-def test_each_is_a_link_to_its_template() -> None:
+def test_each_config_is_a_link_to_its_template() -> None:
     assert {path.name for path in CONFIGS} == {path.name for path in TEMPLATES.glob("*.yml")}
     for path in CONFIGS:
         assert path.is_symlink(), f"{path} is a copy; link it to {TEMPLATES / path.name}"
@@ -66,29 +67,29 @@ def test_the_ensemble_fine_tunes_the_network_of_its_base_config(monkeypatch: pyt
     base = load_config(REPOSITORY / "config" / "speedy_5p6deg.yml")
     ensemble = load_config(REPOSITORY / "config" / "speedy_ensemble.yml")
     assert Path(ensemble.trainer.resume) == Path(base.save_loc)
-    # Only the noise is added; the weights of the base would not fit another network.
+    # The ensemble adds only noise, because the weights of the base fit no other network.
     assert ensemble.model.noise and not base.model.noise
     assert ensemble.model.model_copy(update={"noise": base.model.noise}) == base.model
     assert ensemble.data.model_dump() == base.data.model_dump()
 
 
-def test_the_list_is_complete() -> None:
+def test_readme_lists_all_configs() -> None:
     page = (REPOSITORY / "config" / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"`(\w+\.yml)`", page)) == [path.name for path in CONFIGS]
 
 
-def test_each_begins_with_a_line_that_credit_init_shows() -> None:
+def test_each_config_begins_with_a_description() -> None:
     for path in CONFIGS:
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        assert re.fullmatch(r"# .{20,}", first), path
+        first_line = path.read_text(encoding="utf-8").splitlines()[0]
+        assert re.fullmatch(r"# .{20,}", first_line), path
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_each_builds_its_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_config_builds_its_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in re.findall(r"\$\{?(\w+)", path.read_text(encoding="utf-8")):
         monkeypatch.setenv(name, "/nowhere")
     config = load_config(path)
-    channels, grid = config.data.channel_map(), grid_of(path.stem)
+    channels, grid = config.data.channel_map(), build_grid(path.stem)
     with torch.device("meta"):
         model = build_network(config, channels, grid, attributes={}).eval()
         x_BCTHW = torch.empty(1, len(channels.input), config.data.history_len, *grid.shape)

@@ -33,7 +33,7 @@ def read_lock(folder: Path) -> dict[str, str]:
 
 
 def list_requirements(setup_cfg: configparser.ConfigParser) -> list[Requirement]:
-    """Return what setup.cfg requires for the package and the extras of the images."""
+    """Return the requirements in setup.cfg of the package and of the extras in the images."""
     texts = [setup_cfg["options"]["install_requires"]]
     texts += [setup_cfg["options.extras_require"][extra] for extra in EXTRAS]
     return [Requirement(line) for line in "\n".join(texts).splitlines() if line and not line.startswith("#")]
@@ -49,7 +49,7 @@ def test_the_lock_file_satisfies_setup_cfg(repository: Path, folder: Path) -> No
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is missing; docs/containers.md says how to renew the file"
         assert requirement.specifier.contains(version), f"{requirement}: the lock file has {version}"
-    # The images are for GPUs: this is the torch of the package index, not one for CPUs alone.
+    # The images are for GPUs, so torch must not be a build for CPUs only.
     assert "+" not in versions["torch"] and any(name.startswith("nvidia-nccl") for name in versions)
 
 
@@ -75,7 +75,7 @@ def test_both_recipes_have_the_same_content(repository: Path, folder: Path) -> N
     definition = (folder / "apptainer.def").read_text()
     (base,) = [arguments for name, arguments in instructions if name == "FROM"]
     assert f"From: {base}\n" in definition
-    # Everything that is copied exists and is sent to the builder of Docker.
+    # Every copied path exists and is not excluded from the context of Docker.
     ignored = (folder / "Dockerfile.dockerignore").read_text().splitlines()
     copied = [path for name, arguments in instructions if name == "COPY" for path in arguments.split()[:-1]]
     for path in copied:
@@ -88,7 +88,7 @@ def test_both_recipes_have_the_same_content(repository: Path, folder: Path) -> N
                 assert command in definition, command
 
 
-def test_the_interpreter_of_job_scripts(folder: Path, tmp_path: Path) -> None:
+def test_interpreter_of_job_scripts_starts_container(folder: Path, tmp_path: Path) -> None:
     apptainer = tmp_path / "apptainer"
     apptainer.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     apptainer.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What the documentation names exists: dotted names, config keys, commands, files, and an example that runs."""
+"""Documentation names only dotted names, config keys, commands and files that exist, and its examples run."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ PAGES = sorted(
     ]
 )
 SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification|realtime|pbs|slurm"
-# keys that the pages name in order to say that they are not there
+# Keys that the pages name as absent.
 ABSENT_KEYS = {"trainer.fsdp2_mp_policy"}
 
 
 def page_name(page: Path) -> str:
-    """Return a page's path for the names of tests."""
+    """Return the path of a page, used as the id of a test."""
     return str(page.relative_to(REPOSITORY))
 
 
 def resolve(name: str) -> object:
-    """Return what a dotted name stands for."""
+    """Return the object of a dotted name."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
             value = import_module(".".join(parts[:length]))
         except ModuleNotFoundError as error:
-            # what is missing must be the name itself, not something that it imports
+            # The missing module must be a part of the name, not a module that it imports.
             if not ".".join(parts).startswith(error.name or "?"):
                 raise
             continue
@@ -59,15 +59,15 @@ def test_dotted_names_import(page: Path) -> None:
         resolve(name)
 
 
-def test_a_wrong_dotted_name_is_found() -> None:
+def test_wrong_dotted_names_are_errors() -> None:
     with pytest.raises(AttributeError):
         resolve("credit.grid.LatLongGrid")
     with pytest.raises(AttributeError):
         resolve("credit.gird.LatLonGrid")
 
 
-def config_keys() -> re.Pattern:
-    """Return a pattern of every key in docs/config.md; N stands for a number, NAME for a name."""
+def build_key_pattern() -> re.Pattern:
+    """Return a pattern that matches every key in docs/config.md; N represents a number, NAME a name."""
     keys = re.findall(r"^\| `([\w.]+)` \|", render_config_reference(), re.MULTILINE)
     assert len(keys) > 100
     key_patterns = (key.replace(".NAME.", r"\.\w+\.").replace(".N.", r"\.(?:\d+|N)\.") for key in keys)
@@ -82,10 +82,10 @@ _PAGES_WITH_OUR_KEYS = [page for page in PAGES if page.name not in ("config.md",
 def test_config_keys_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if page.name == "migration.md":
-        # the other columns name keys of another package
+        # Only the last column of tables names keys of this package.
         lines = (line.rsplit("|", 2)[1] if line.startswith("|") else line for line in text.splitlines())
         text = "\n".join(line for line in lines if "`train_years" not in line)
-    key_pattern = config_keys()
+    key_pattern = build_key_pattern()
     named_keys = re.findall(rf"`((?:{SECTIONS})(?:\.\w+)+)(?:[=:][^`]*)?`", text)
     wrong_keys = [key for key in named_keys if not key_pattern.fullmatch(key) and key not in ABSENT_KEYS]
     if page.name == "CHANGELOG.md":
@@ -99,12 +99,12 @@ def test_commands_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if page.name == "migration.md":
         text = text.split("## Commands")[0]
-    named = set(re.findall(r"(?:^ {4}(?:srun )?|`)credit[ _]([a-z]+)", text, re.MULTILINE))
-    assert named <= set(COMMANDS), page
+    command_names = set(re.findall(r"(?:^ {4}(?:srun )?|`)credit[ _]([a-z]+)", text, re.MULTILINE))
+    assert command_names <= set(COMMANDS), page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page}: {target}"
 
@@ -123,27 +123,27 @@ def test_files_exist(page: Path, files: list[Path]) -> None:
 def test_the_architecture_lists_every_package(repository: Path, files: list[Path]) -> None:
     page = repository / "docs" / "architecture.md"
     section = page.read_text(encoding="utf-8").split("## Packages")[1].split("\n## ")[0]
-    listed = re.findall(r"^\| `(credit/\w+/)` \| \w", section, re.MULTILINE)
+    listed_packages = re.findall(r"^\| `(credit/\w+/)` \| \w", section, re.MULTILINE)
     relative = [path.relative_to(repository) for path in files]
     packages = {f"credit/{path.parts[1]}/" for path in relative if path.parts[0] == "credit" and len(path.parts) > 2}
     assert len(packages) > 8
-    assert sorted(listed) == sorted(packages)
+    assert sorted(listed_packages) == sorted(packages)
 
 
 def test_readme_is_short(repository: Path) -> None:
     assert len((repository / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_pages_of_commands_are_true(repository: Path) -> None:
+def test_command_pages_are_current(repository: Path) -> None:
     docs = repository / "docs"
-    written = {}
+    pages = {}
     for path in [docs / "cli.md", *(docs / "commands").glob("*.md")]:
-        written[path.relative_to(docs).as_posix()] = path.read_text(encoding="utf-8")
-    assert written == render_cli_reference(), "run: python -m credit.cli.reference docs"
+        pages[path.relative_to(docs).as_posix()] = path.read_text(encoding="utf-8")
+    assert pages == render_cli_reference(), "run: python -m credit.cli.reference docs"
 
 
 def test_notebooks_are_stored_without_outputs(repository: Path) -> None:
-    """The build of the documentation makes the outputs."""
+    """The build of the documentation creates the outputs."""
     paths = list((repository / "docs" / "notebooks").glob("*.ipynb"))
     assert len(paths) >= 6
     for path in paths:
@@ -153,31 +153,31 @@ def test_notebooks_are_stored_without_outputs(repository: Path) -> None:
 
 
 def test_messages_of_troubleshooting_exist() -> None:
-    """A message that no code prints any more would not be found by its reader."""
+    """Readers search the page for messages, so every message in it must still be printed by the code."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "credit").rglob("*.py"))
-    # Messages are written as adjacent literals in several lines; here they are joined.
+    # The code splits messages into adjacent literals on several lines, which are joined here.
     code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", code)
     page = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     messages = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
     assert len(messages) > 20
     missing = []
     for message in messages:
-        # Three dots stand for a value.
+        # Three dots represent a value.
         parts = [part.strip() for part in message.split("...")]
         if not all(part in code for part in parts):
             missing.append(message)
-    # The Makefile prints the first one, and the others are files, keys and options.
+    # The first message is printed by the Makefile. The others are a metric and an option.
     assert set(missing) <= {"Python 3.11 or newer", "data_wait_frac", "--after rollout"}
 
 
-def test_every_key_does_something() -> None:
-    """A key that no code reads would be a promise that is not kept."""
+def test_every_key_is_read() -> None:
+    """Every documented key must be read by code outside the schema."""
     schema = (REPOSITORY / "credit" / "config" / "sections", REPOSITORY / "credit" / "config" / "schema.py")
     readers = [path for path in (REPOSITORY / "credit").rglob("*.py") if not path.is_relative_to(schema[0])]
     readers = [path for path in readers if path != schema[1] and path.name != "section.py"]
     readers += (REPOSITORY / "credit").rglob("*.j2")
     code = "\n".join(path.read_text(encoding="utf-8") for path in readers)
-    # handed on whole, or read by name: keys of the model, the groups of variables, the splits
+    # These sections are passed on whole, or read by a computed name: the model, groups of variables, splits.
     by_name = ("model.", "plugins", "data.variables.", "data.splits.")
     page = (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8")
     for key in re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE):
@@ -186,18 +186,18 @@ def test_every_key_does_something() -> None:
 
 
 @pytest.fixture
-def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
 
 
-def code_blocks(page_name: str) -> dict[str, str]:
+def read_code_blocks(page_name: str) -> dict[str, str]:
     """Return the Python and the YAML block of a page."""
     page = (REPOSITORY / "docs" / page_name).read_text(encoding="utf-8")
     return dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
 
 
 def write_short_run(folder: Path, capsys: pytest.CaptureFixture, changes: dict) -> None:
-    """Write ``config.yml``: two steps of the quickstart, with some sections replaced."""
+    """Write ``config.yml`` for two steps of the quickstart, with some sections replaced."""
     main(["init", "quickstart"])
     config = yaml.safe_load(capsys.readouterr().out) | changes
     config["data"]["splits"]["train"] = ["2000-01-01", "2000-01-10"]
@@ -205,16 +205,16 @@ def write_short_run(folder: Path, capsys: pytest.CaptureFixture, changes: dict) 
     (folder / "config.yml").write_text(yaml.safe_dump(config))
 
 
-def steps_with_loss(run_folder: Path) -> list[int]:
+def read_training_steps(run_folder: Path) -> list[int]:
     """Return the steps of the training rows of a run."""
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     return [row["step"] for row in rows if "loss" in row]
 
 
-def test_the_model_of_add_a_model_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None, capsys: pytest.CaptureFixture
+def test_model_of_add_a_model_page_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated_registries: None, capsys: pytest.CaptureFixture
 ) -> None:
-    blocks = code_blocks("add_a_model.md")
+    blocks = read_code_blocks("add_a_model.md")
     (tmp_path / "my_models.py").write_text(blocks["python"])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -224,14 +224,14 @@ def test_the_model_of_add_a_model_trains(
         assert main(["train", "config.yml", "save_loc=run", "model.widht=8"]) == 2
     finally:
         sys.modules.pop("my_models", None)
-    assert steps_with_loss(tmp_path / "run") == [1, 2]
+    assert read_training_steps(tmp_path / "run") == [1, 2]
     assert 'did you mean "width"' in capsys.readouterr().err
 
 
-def test_the_loss_of_extend_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None, capsys: pytest.CaptureFixture
+def test_loss_of_extend_page_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated_registries: None, capsys: pytest.CaptureFixture
 ) -> None:
-    blocks = code_blocks("extend.md")
+    blocks = read_code_blocks("extend.md")
     (tmp_path / "my_losses.py").write_text(blocks["python"])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -240,4 +240,4 @@ def test_the_loss_of_extend_trains(
         assert main(["train", "config.yml", "save_loc=run"]) == 0
     finally:
         sys.modules.pop("my_losses", None)
-    assert steps_with_loss(tmp_path / "run") == [1, 2]
+    assert read_training_steps(tmp_path / "run") == [1, 2]

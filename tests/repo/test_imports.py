@@ -1,4 +1,4 @@
-"""Imports run one way: a room imports from rooms below it, never from its own level or above."""
+"""Layers of the package: a subpackage (room) imports only from rooms on lower levels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# from the top; rooms on one line are on one level
+# Levels from top to bottom. Rooms in the same set are on the same level.
 LEVELS = (
     {"cli", "api"},
     {"compare", "realtime"},
@@ -28,14 +28,14 @@ LEVELS = (
 HEIGHT = {room: -number for number, rooms in enumerate(LEVELS) for room in rooms}
 
 
-def room_of(module: str) -> str:
-    """Return the room of a dotted name below ``credit``."""
+def find_room(module: str) -> str:
+    """Return the room, which is the subpackage or module below ``credit``, of a dotted name."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in HEIGHT else "__init__"
 
 
-def imported_modules(source: str) -> list[tuple[int, str]]:
-    """Return (line, dotted name) of every import of our own, wherever it stands."""
+def list_imports(source: str) -> list[tuple[int, str]]:
+    """Return (line, dotted name) of every import from ``credit``, also inside functions."""
     imports = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -47,29 +47,29 @@ def imported_modules(source: str) -> list[tuple[int, str]]:
     return [(line, name) for line, name in imports if name.split(".")[0] == "credit"]
 
 
-def wrong_imports(package: Path) -> list[str]:
-    """Return the imports that run upwards or sideways, as messages."""
+def find_wrong_imports(package: Path) -> list[str]:
+    """Return a message for each import that is relative, or from the same or a higher level."""
     problems = []
     for path in sorted(package.rglob("*.py")):
-        inside = path.relative_to(package).with_suffix("").parts
-        room = inside[0]
+        module_path = path.relative_to(package).with_suffix("").parts
+        room = module_path[0]
         if room not in HEIGHT:
             problems.append(f"{path.relative_to(package.parent)}: {room} is no room of DESIGN.md; give it a level here")
             continue
-        for line, name in imported_modules(path.read_text(encoding="utf-8")):
-            other = room_of(name)
+        for line, name in list_imports(path.read_text(encoding="utf-8")):
+            imported_room = find_room(name)
             if "<relative>" in name:
                 problems.append(f"{path.relative_to(package.parent)}:{line}: relative import; write the whole name")
-            elif room == "__init__" and other == "api":
+            elif room == "__init__" and imported_room == "api":
                 # `credit.load` and so on, which `credit/__init__.py` imports when they are used.
                 continue
-            elif other != room and HEIGHT[other] >= HEIGHT[room]:
+            elif imported_room != room and HEIGHT[imported_room] >= HEIGHT[room]:
                 problems.append(f"{path.relative_to(package.parent)}:{line}: {room} must not import {name}")
     return problems
 
 
-def test_imports_run_one_way(repository: Path) -> None:
-    assert wrong_imports(repository / "credit") == []
+def test_rooms_import_only_from_lower_levels(repository: Path) -> None:
+    assert find_wrong_imports(repository / "credit") == []
 
 
 @pytest.mark.parametrize(
@@ -89,31 +89,31 @@ def test_wrong_imports_are_found(tmp_path: Path, path: str, line: str) -> None:
     file = tmp_path / "credit" / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(line + "\n")
-    assert len(wrong_imports(tmp_path / "credit")) == 1
+    assert len(find_wrong_imports(tmp_path / "credit")) == 1
 
 
-def test_parallel_knows_no_model(repository: Path) -> None:
+def test_parallel_imports_no_model(repository: Path) -> None:
     for path in (repository / "credit" / "parallel").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert not any(room_of(name) == "models" for _, name in imported_modules(text)), path
+        assert not any(find_room(name) == "models" for _, name in list_imports(text)), path
         assert "wxformer" not in text.lower(), f"{path} names a model"
 
 
-def test_no_part_but_the_registry_knows_a_model_by_name(repository: Path) -> None:
-    """Training, forecasts, plans and commands reach a model through the registry and its base class alone."""
+def test_only_the_registry_imports_models(repository: Path) -> None:
+    """Training, forecasts, plans and commands use models only through the registry and the base class."""
     package = repository / "credit"
     models = {path.parent.name for path in (package / "models").glob("*/model.py")}
     assert "wxformer" in models
     for path in package.rglob("*.py"):
         if path.relative_to(package).parts[:2] in {("models", name) for name in models}:
             continue
-        for line, name in imported_modules(path.read_text(encoding="utf-8")):
+        for line, name in list_imports(path.read_text(encoding="utf-8")):
             is_model = name.startswith("credit.models.") and name.split(".")[2] in models
             assert not is_model, f"{path}:{line}: {name}; use credit.models.registry"
 
 
 def test_commands_and_configs_start_without_torch(repository: Path) -> None:
-    """``--help`` and loading a built-in config import no torch, which takes seconds."""
+    """``--help`` and loading a built-in config must not import torch, which takes seconds."""
     codes = [
         "from credit.config import load_config; load_config('config/quickstart.yml')",
         "from credit.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass",
@@ -121,17 +121,17 @@ def test_commands_and_configs_start_without_torch(repository: Path) -> None:
     ]
     for code in codes:
         script = f"{code}\nimport sys\nassert 'torch' not in sys.modules"
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", script], cwd=repository, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
 
 
-def test_tensor_code_never_sees_the_whole_config(repository: Path) -> None:
+def test_tensor_code_does_not_import_the_whole_config(repository: Path) -> None:
     config_modules = ("credit.config.Config", "credit.config.schema", "credit.config.load")
     for room in ("data", "parallel", "models", "losses", "metrics", "forecast"):
         for path in (repository / "credit" / room).rglob("*.py"):
-            for line, name in imported_modules(path.read_text(encoding="utf-8")):
+            for line, name in list_imports(path.read_text(encoding="utf-8")):
                 is_whole_config = name in config_modules or name.startswith(
                     ("credit.config.schema.", "credit.config.load.")
                 )

@@ -1,4 +1,4 @@
-"""Packaging says what it should, and nothing in the tree belongs to one machine."""
+"""Package metadata are correct, and no file has paths of a machine."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ def setup_cfg(repository: Path) -> configparser.ConfigParser:
     return parser
 
 
-def test_the_distribution_has_one_name(setup_cfg: configparser.ConfigParser, files: list[Path]) -> None:
+def test_install_commands_name_this_distribution(setup_cfg: configparser.ConfigParser, files: list[Path]) -> None:
     assert setup_cfg["metadata"]["name"] == DISTRIBUTION
-    # Installs a stranger's package from the index. Joined, so that this file does not match itself.
-    stranger = re.compile(r"pip install.*[ '\"]" + r"credit(?:\[|['\"`\s]|$)", re.MULTILINE)
-    naming = {
+    # `pip install credit` would install a package of another project. Joined, so that this file does not match itself.
+    wrong_command = re.compile(r"pip install.*[ '\"]" + r"credit(?:\[|['\"`\s]|$)", re.MULTILINE)
+    files_with_match = {
         path.name
         for path in files
         if path.suffix in (".py", ".md", ".yml", ".cfg", ".toml", ".j2", "") and path.name != "CHANGELOG.md"
-        if stranger.search(path.read_text(encoding="utf-8"))
+        if wrong_command.search(path.read_text(encoding="utf-8"))
     }
-    assert naming == set()
+    assert files_with_match == set()
 
 
 def test_messages_name_extras_that_exist(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in (repository / "credit").rglob("*.py"))
-    named = set(re.findall(r"""install_command\(["'](\w+)["']\)""", code))
+    extras = set(re.findall(r"""install_command\(["'](\w+)["']\)""", code))
     # Loggers name their extra in an attribute of their class.
-    named |= set(re.findall(r'^    extra = "(\w+)"$', code, re.MULTILINE))
-    assert named >= {"wandb", "mlflow", "grib", "cloud", "units", "energy", "tensorboard", "cluster"}
-    assert named <= set(setup_cfg["options.extras_require"])
+    extras |= set(re.findall(r'^    extra = "(\w+)"$', code, re.MULTILINE))
+    assert extras >= {"wandb", "mlflow", "grib", "cloud", "units", "energy", "tensorboard", "cluster"}
+    assert extras <= set(setup_cfg["options.extras_require"])
 
 
-def test_the_bound_of_torch(setup_cfg: configparser.ConfigParser) -> None:
+def test_torch_requirement_has_bounds(setup_cfg: configparser.ConfigParser) -> None:
     required = setup_cfg["options"]["install_requires"].split()
     assert [line for line in required if line.startswith("torch")] == ["torch>=2.11,<2.14"]
 
 
 def test_every_import_is_required(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
     required = {re.split(r"[<>=]", line)[0].lower() for line in setup_cfg["options"]["install_requires"].split()}
-    known_as = {"yaml": "pyyaml", "PIL": "pillow", "netCDF4": "netcdf4", "pydantic_core": "pydantic"}
-    known_as["google_crc32c"] = "google-crc32c"
+    distribution_names = {"yaml": "pyyaml", "PIL": "pillow", "netCDF4": "netcdf4", "pydantic_core": "pydantic"}
+    distribution_names["google_crc32c"] = "google-crc32c"
     for path in (repository / "credit").rglob("*.py"):
         for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
             module = import_module(name)
             if name != "credit" and "site-packages" in (getattr(module, "__file__", None) or ""):
-                assert known_as.get(name, name) in required, f"{path} imports {name}, which setup.cfg does not require"
+                assert distribution_names.get(name, name) in required, (
+                    f"{path} imports {name}, which setup.cfg does not require"
+                )
 
 
 def test_each_command_has_its_scripts(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
@@ -67,12 +69,12 @@ def test_each_command_has_its_scripts(setup_cfg: configparser.ConfigParser, repo
     )
     assert scripts.pop("credit") == "credit.cli.main:main"
     assert scripts == {f"credit_{name}": f"credit.cli.main:{name}" for name in COMMANDS}
-    thin = {path.stem for path in (repository / "applications").glob("*.py")}
-    assert thin == set(COMMANDS) - {"init"}
+    scripts_without_logic = {path.stem for path in (repository / "applications").glob("*.py")}
+    assert scripts_without_logic == set(COMMANDS) - {"init"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_explains_itself(name: str) -> None:
+def test_each_command_has_help(name: str) -> None:
     module = import_module(f"credit.cli.{name}")
     assert len(module.HELP) > 60
     assert callable(module.run_command) and callable(module.add_arguments)
@@ -93,8 +95,8 @@ def test_the_license_is_apache_2(repository: Path, setup_cfg: configparser.Confi
     assert setup_cfg["metadata"]["license"] == "Apache-2.0"
 
 
-def test_no_paths_of_a_machine(repository: Path, files: list[Path]) -> None:
-    # joined here so that this file does not match itself
+def test_no_file_has_absolute_paths(repository: Path, files: list[Path]) -> None:
+    # Joined here, so that this file does not match itself.
     roots = "|".join(("work", "root", "home", "Users", "glade", "lustre", "scratch", "mnt", "tmp", "opt"))
     pattern = re.compile(rf"(?<![\w.$}}*)\]-])/(?:{roots})/\w")
     paths_in_text = []
@@ -106,18 +108,18 @@ def test_no_paths_of_a_machine(repository: Path, files: list[Path]) -> None:
     assert paths_in_text == []
 
 
-def test_the_data_beside_the_checkout_are_named_in_one_place(repository: Path, files: list[Path]) -> None:
-    this = Path(__file__).resolve()
-    naming = [
+def test_shared_data_folder_is_named_in_one_file(repository: Path, files: list[Path]) -> None:
+    this_file = Path(__file__).resolve()
+    files_with_match = [
         str(path.relative_to(repository))
         for path in files
-        if path.suffix in (".py", ".md", ".yml", ".cfg", ".toml") and path.resolve() != this
+        if path.suffix in (".py", ".md", ".yml", ".cfg", ".toml") and path.resolve() != this_file
         if re.search(r"""\.\./shared|["']shared["']""", path.read_text(encoding="utf-8"))
     ]
-    assert naming == ["tests/conftest.py"]
+    assert files_with_match == ["tests/conftest.py"]
 
 
-def test_nothing_strays_into_the_root(repository: Path, files: list[Path]) -> None:
+def test_root_folder_has_only_known_files(repository: Path, files: list[Path]) -> None:
     in_root = {path.name for path in files if path.parent == repository}
     expected = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "CITATION.cff", "SECURITY.md"}
     expected |= {"setup.cfg", "pyproject.toml", "ruff.toml", ".gitignore"}

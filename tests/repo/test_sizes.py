@@ -1,4 +1,4 @@
-"""Files of at most 400 lines, functions of at most 60. The exceptions may only get fewer and shorter."""
+"""Files have at most 400 lines, and functions at most 60. Exceptions may only become fewer and shorter."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ast
 import json
 from pathlib import Path
 
-MOST_LINES_A_FILE = 400
-MOST_LINES_A_FUNCTION = 60
-# path below the root -> lines it may have
+MAX_LINES_PER_FILE = 400
+MAX_LINES_PER_FUNCTION = 60
+# Path below the root -> allowed number of lines.
 LONG_FILES: dict[str, int] = {}
-# "path:function" -> lines it may have
+# "path:function" -> allowed number of lines.
 LONG_FUNCTIONS: dict[str, int] = json.loads((Path(__file__).parent / "exceptions.json").read_text())["lines a function"]
 
 
-def function_lengths(source: str) -> dict[str, int]:
-    """Return qualified name -> lines of every function, decorators and docstring included."""
+def measure_function_lengths(source: str) -> dict[str, int]:
+    """Return the number of lines of every function by qualified name, with decorators and docstring."""
     lengths = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -32,7 +32,7 @@ def function_lengths(source: str) -> dict[str, int]:
     return lengths
 
 
-def check(counts: dict[str, int], limit: int, exceptions: dict[str, int], unit: str = "lines") -> list[str]:
+def find_violations(counts: dict[str, int], limit: int, exceptions: dict[str, int], unit: str = "lines") -> list[str]:
     """Return a message for each count above the limit, and for each exception that is larger than its count."""
     problems = []
     for name, count in counts.items():
@@ -49,11 +49,11 @@ def check(counts: dict[str, int], limit: int, exceptions: dict[str, int], unit: 
 
 
 def measure_functions(repository: Path) -> dict[str, int]:
-    """Return "path:function" -> lines of every function of the package, the tests and the benchmarks."""
+    """Return the number of lines of every function in the package, tests and benchmarks, by "path:function"."""
     lengths = {}
     for folder in ("credit", "tests", "benchmarks", "applications"):
         for path in sorted((repository / folder).rglob("*.py")):
-            for name, lines in function_lengths(path.read_text(encoding="utf-8")).items():
+            for name, lines in measure_function_lengths(path.read_text(encoding="utf-8")).items():
                 lengths[f"{path.relative_to(repository)}:{name}"] = lines
     return lengths
 
@@ -61,21 +61,23 @@ def measure_functions(repository: Path) -> dict[str, int]:
 def test_file_lengths(repository: Path, files: list[Path]) -> None:
     code = [path for path in files if path.suffix in (".py", ".js")]
     lengths = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in code}
-    assert check(lengths, MOST_LINES_A_FILE, LONG_FILES) == []
+    assert find_violations(lengths, MAX_LINES_PER_FILE, LONG_FILES) == []
 
 
 def test_function_lengths(repository: Path) -> None:
-    assert check(measure_functions(repository), MOST_LINES_A_FUNCTION, LONG_FUNCTIONS) == []
+    assert find_violations(measure_functions(repository), MAX_LINES_PER_FUNCTION, LONG_FUNCTIONS) == []
 
 
-def test_the_check_itself() -> None:
-    assert function_lengths("class A:\n    @staticmethod\n    def f():\n        def g():\n            pass\n") == {
+def test_violations_are_found() -> None:
+    assert measure_function_lengths(
+        "class A:\n    @staticmethod\n    def f():\n        def g():\n            pass\n"
+    ) == {
         "A.f": 4,
         "A.f.g": 2,
     }
-    assert check({"a": 81}, 80, {}) == ["a has 81 lines, at most 80 are allowed"]
-    assert check({"a": 90}, 80, {"a": 90}) == []
-    assert len(check({"a": 91}, 80, {"a": 90})) == 1
-    assert len(check({"a": 85}, 80, {"a": 90})) == 1
-    assert len(check({"a": 80}, 80, {"a": 90})) == 1
-    assert len(check({}, 80, {"gone": 90})) == 1
+    assert find_violations({"a": 81}, 80, {}) == ["a has 81 lines, at most 80 are allowed"]
+    assert find_violations({"a": 90}, 80, {"a": 90}) == []
+    assert len(find_violations({"a": 91}, 80, {"a": 90})) == 1
+    assert len(find_violations({"a": 85}, 80, {"a": 90})) == 1
+    assert len(find_violations({"a": 80}, 80, {"a": 90})) == 1
+    assert len(find_violations({}, 80, {"gone": 90})) == 1

@@ -1,6 +1,6 @@
-"""Rules of style that a program can check: names, docstrings, parameters, files a folder.
+"""Rules of style: names, openings of docstrings, number of parameters, and number of files in a folder.
 
-`tests/repo/exceptions.json` lists what broke a rule when the rule was made. An exception may only shrink.
+`tests/repo/exceptions.json` lists violations that existed when a rule was introduced. Exceptions may only shrink.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.test_sizes import check
+from tests.repo.test_sizes import find_violations
 
-# Words that say who did something with a thing instead of what the thing is.
+# Names that do not describe the thing that they refer to.
 COINED_NAMES = {
     "apart", "beside", "few", "found", "kept", "known", "made", "one", "ours", "own", "place", "places", "said",
     "theirs", "told", "wanted", "what", "where", "whole", "wish",
@@ -29,7 +29,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 EXCEPTIONS = json.loads((Path(__file__).parent / "exceptions.json").read_text(encoding="utf-8"))
 
 
-def coined_names(tree: ast.AST) -> list[str]:
+def find_coined_names(tree: ast.AST) -> list[str]:
     """Return the variables and parameters of a module that have a coined name, once for each binding."""
     names = []
     for node in ast.walk(tree):
@@ -40,7 +40,7 @@ def coined_names(tree: ast.AST) -> list[str]:
     return [name for name in names if name in COINED_NAMES]
 
 
-def refused_docstrings(tree: ast.AST) -> list[str]:
+def find_refused_docstrings(tree: ast.AST) -> list[str]:
     """Return the names of classes and functions whose docstring begins with a question word."""
     names = []
     for node in ast.walk(tree):
@@ -51,7 +51,7 @@ def refused_docstrings(tree: ast.AST) -> list[str]:
     return names
 
 
-def parameter_counts(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def count_parameters(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield name and number of parameters of each function; `self` and `cls` do not count."""
     for node in ast.walk(tree):
         if isinstance(node, Function):
@@ -60,18 +60,18 @@ def parameter_counts(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.name, len(names)
 
 
-def measure(repository: Path, rule: str) -> dict[str, int]:
-    """Return what a rule counts: path, or path and function -> number."""
+def count_for_rule(repository: Path, rule: str) -> dict[str, int]:
+    """Return the counts of a rule by path, or by path and function."""
     counts: Counter[str] = Counter()
     for path in sorted((repository / "credit").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         key = str(path.relative_to(repository))
         if rule == "coined names":
-            counts[key] = len(coined_names(tree))
+            counts[key] = len(find_coined_names(tree))
         elif rule == "docstrings":
-            counts[key] = len(refused_docstrings(tree))
+            counts[key] = len(find_refused_docstrings(tree))
         elif rule == "parameters":
-            for name, number in parameter_counts(tree):
+            for name, number in count_parameters(tree):
                 counts[f"{key}:{name}"] = max(counts[f"{key}:{name}"], number)
         elif path.name != "__init__.py":
             counts[str(path.parent.relative_to(repository))] += 1
@@ -83,28 +83,28 @@ RULES = {"coined names": 0, "docstrings": 0, "parameters": MAX_PARAMETERS, "file
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(repository: Path, rule: str) -> None:
-    problems = check(measure(repository, rule), RULES[rule], EXCEPTIONS[rule], unit=rule)
+    problems = find_violations(count_for_rule(repository, rule), RULES[rule], EXCEPTIONS[rule], unit=rule)
     assert problems == [], "\n".join(problems)
 
 
-def test_the_rules_find_what_they_are_for() -> None:
+def test_rules_find_violations() -> None:
     tree = ast.parse(
         'def f(own, b):\n    "What it is."\n    made = [one for one in b]\nclass A:\n    "Return it."\n'
         "    def g(self, a, b, c, d, e, f, g, h, i):\n        pass\n"
     )
-    assert sorted(coined_names(tree)) == ["made", "one", "own"]
-    assert refused_docstrings(tree) == ["f"]
-    assert dict(parameter_counts(tree)) == {"f": 2, "g": 9}
+    assert sorted(find_coined_names(tree)) == ["made", "one", "own"]
+    assert find_refused_docstrings(tree) == ["f"]
+    assert dict(count_parameters(tree)) == {"f": 2, "g": 9}
 
 
-if __name__ == "__main__":  # writes the exceptions anew: python -m tests.repo.test_style
-    from tests.repo.test_sizes import MOST_LINES_A_FUNCTION, measure_functions
+if __name__ == "__main__":  # Update the exceptions: python -m tests.repo.test_style
+    from tests.repo.test_sizes import MAX_LINES_PER_FUNCTION, measure_functions
 
     root = Path(__file__).parents[2]
     exceptions = {}
     for name, limit in RULES.items():
-        exceptions[name] = {key: number for key, number in measure(root, name).items() if number > limit}
+        exceptions[name] = {key: number for key, number in count_for_rule(root, name).items() if number > limit}
     lengths = measure_functions(root)
-    exceptions["lines a function"] = {key: n for key, n in lengths.items() if n > MOST_LINES_A_FUNCTION}
+    exceptions["lines a function"] = {key: n for key, n in lengths.items() if n > MAX_LINES_PER_FUNCTION}
     text = json.dumps(exceptions, indent=1, sort_keys=True)
     (Path(__file__).parent / "exceptions.json").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A small world on disk: netCDF files of travelling waves and a config that trains on them in seconds."""
+"""Small data set on disk: netCDF files with travelling waves, and a config that trains on them in seconds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COLUMNS = 32
 
 
 def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calendar: str = "standard", **changes) -> None:
-    """Write a netCDF file with fields of a wave that travels eastward, every 6 h.
+    """Write a netCDF file with 6-hourly fields of a wave that travels eastward.
 
     Args:
         path: file to write.
         first: first time.
         times: number of times.
         calendar: calendar of the time coordinate.
-        changes: variables that replace those of the same name, or are added.
+        changes: variables to add; a variable of the same name is replaced.
     """
     latitudes = 90 - 180 / ROWS * (np.arange(ROWS) + 0.5)
     longitudes = np.arange(COLUMNS) * 360 / COLUMNS
@@ -58,7 +58,7 @@ def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calenda
 
 
 def write_extra_variable(data: Path, path: Path) -> None:
-    """Write a file with two more variables, ``cloud`` at the times of `data` and ``height`` without a time.
+    """Write a file with two more variables: ``cloud`` at the times of `data`, and ``height`` without a time axis.
 
     Args:
         data: file of `write_world`.
@@ -116,7 +116,7 @@ CONFIG = {
         "log_every": 5,
     },
     "inference": {"lead_time": "48h", "initial_times": {"every": "24h"}, "batch_size": 4},
-    # Drawing takes ten times as long as scoring; tests of figures switch it on.
+    # Drawing figures takes ten times as long as scoring. Tests of figures switch it on.
     "verification": {"climatology": {"harmonics": 0}, "figure_leads": ["24h", "48h"], "draw_figures": False},
 }
 
@@ -143,9 +143,10 @@ def command(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[..., subprocess.CompletedProcess]:
-    """Function that runs ``credit NAME arguments`` in an empty folder and in this process, since a new one takes 5 s.
+    """Function that runs ``credit NAME arguments`` in a temporary folder and returns the completed process.
 
-    Its result has the log messages in stderr. test_wheel and tests that kill a run start processes of their own.
+    The command runs in this process, because a new Python process takes 5 s to start. The log messages are in the
+    result's stderr. test_wheel and tests that kill a run start processes of their own.
     """
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO)

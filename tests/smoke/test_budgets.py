@@ -1,4 +1,4 @@
-"""Budgets by the public commands: checked, trained with, continued, forecast for ten days, closed in the files."""
+"""Conservation fixers through the commands: training, continuing, and ten-day forecasts with closed budgets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TIMES = 200
 
 def write_air(folder: Path) -> Path:
     """Write an atmosphere whose anomalies travel eastward, and return the config of a run on it."""
-    raw = raw_config(folder)
-    raw["data"] |= {"sources": [{"path": str(folder / "air.nc")}], "splits": CONFIG["data"]["splits"]}
-    raw["data"] |= {"split_gap": "1d", "valid_forecast_len": 2}
-    raw["model"] = {**CONFIG["model"], "postprocess": POST}
-    raw |= {
+    config_document = raw_config(folder)
+    config_document["data"] |= {"sources": [{"path": str(folder / "air.nc")}], "splits": CONFIG["data"]["splits"]}
+    config_document["data"] |= {"split_gap": "1d", "valid_forecast_len": 2}
+    config_document["model"] = {**CONFIG["model"], "postprocess": POST}
+    config_document |= {
         "trainer": CONFIG["trainer"] | {"max_steps": 6, "validate_every": 3, "checkpoint_every": 3},
         "inference": {"lead_time": "240h", "initial_times": ["2000-02-08", "2000-02-09"]},
         "verification": CONFIG["verification"],
     }
     path = folder / "config.yml"
-    path.write_text(yaml.safe_dump(raw))
+    path.write_text(yaml.safe_dump(config_document))
 
     from credit.config import load_config
 
@@ -53,11 +53,11 @@ def write_air(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_from_the_check_to_the_files(tmp_path: Path, command) -> None:
+def test_forecast_files_have_closed_budgets(tmp_path: Path, command) -> None:
     config = write_air(tmp_path)
     for name in ("check", "train", "rollout"):
-        done = command(name, config)
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        result = command(name, config)
+        assert result.returncode == 0, f"{name}: {result.stdout}{result.stderr}"
     ground = xr.load_dataset(tmp_path / "air.nc", decode_times=False).zs.values.astype(float)
     files = sorted((tmp_path / "run" / "forecasts").rglob("*.nc"))
     assert len(files) == 2
@@ -66,36 +66,38 @@ def test_from_the_check_to_the_files(tmp_path: Path, command) -> None:
     for path in files:
         with xr.open_dataset(path, decode_times=False) as data:
             assert data.attrs["post"] == "clamp, dry_mass, water, energy"
-            every = {name: data[name].values.astype(float) for name in (*"tuvq", "sp", "tp", "e", *FLUXES)}
-        steps = [
-            totals(load_config(config), {name: field[n] for name, field in every.items()}, ground) for n in range(40)
+            fields = {name: data[name].values.astype(float) for name in (*"tuvq", "sp", "tp", "e", *FLUXES)}
+        states = [
+            totals(load_config(config), {name: field[n] for name, field in fields.items()}, ground) for n in range(40)
         ]
-        assert every["q"].min() >= 0 and every["tp"].min() >= 0
+        assert fields["q"].min() >= 0 and fields["tp"].min() >= 0
         rainy = 0
-        for before, after in zip(steps, steps[1:], strict=False):
-            assert after["dry"] == pytest.approx(steps[0]["dry"], rel=1e-6)
-            expected_water = before["water"] - 1000 * (after["e"] + after["tp"])
-            # a network that has hardly learnt may make more water than rain could take away: then there is none
+        for state, next_state in zip(states, states[1:], strict=False):
+            assert next_state["dry"] == pytest.approx(states[0]["dry"], rel=1e-6)
+            expected_water = state["water"] - 1000 * (next_state["e"] + next_state["tp"])
+            # An untrained network may create water. Precipitation is not negative, so it is 0 and a surplus remains.
             assert (
-                after["water"] == pytest.approx(expected_water, rel=1e-6)
-                or after["tp"] == 0
-                and after["water"] > expected_water
+                next_state["water"] == pytest.approx(expected_water, rel=1e-6)
+                or next_state["tp"] == 0
+                and next_state["water"] > expected_water
             )
-            rainy += after["tp"] > 0
-            gained = after["tsr"] + after["ttr"] - sum(after[name] for name in FLUXES[2:])
-            assert after["energy"] == pytest.approx(before["energy"] + gained, rel=1e-6)
+            rainy += next_state["tp"] > 0
+            gained = next_state["tsr"] + next_state["ttr"] - sum(next_state[name] for name in FLUXES[2:])
+            assert next_state["energy"] == pytest.approx(state["energy"] + gained, rel=1e-6)
         assert rainy > 10
-    # the file with the coefficients is not needed any more: the checkpoint has them
+    # The config gives the coefficients from a new path, because the old file is gone.
     (tmp_path / "half.csv").rename(tmp_path / "elsewhere.csv")
-    again = ("data.coefficients=" + str(tmp_path / "elsewhere.csv"),)
-    done = command("train", config, "trainer.max_steps=7", *again)
-    assert done.returncode == 0, done.stderr
-    done = command("train", config, "trainer.max_steps=8", "model.postprocess=null", "data.coefficients=null")
-    assert done.returncode == 1 and "model.postprocess" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    moved_coefficients = ("data.coefficients=" + str(tmp_path / "elsewhere.csv"),)
+    result = command("train", config, "trainer.max_steps=7", *moved_coefficients)
+    assert result.returncode == 0, result.stderr
+    result = command("train", config, "trainer.max_steps=8", "model.postprocess=null", "data.coefficients=null")
+    assert result.returncode == 1 and "model.postprocess" in result.stderr and "Traceback" not in result.stderr, (
+        result.stderr
+    )
 
 
-def test_a_part_of_the_column_is_refused_before_anything_is_computed(tmp_path: Path, command) -> None:
+def test_incomplete_column_is_refused_before_training(tmp_path: Path, command) -> None:
     config = write_air(tmp_path)
-    done = command("train", config, "data.levels=[3,4,5,6,7,8]")
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "data.levels: 6 levels" in done.stderr and "would miss a part of the column" in done.stderr
+    result = command("train", config, "data.levels=[3,4,5,6,7,8]")
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    assert "data.levels: 6 levels" in result.stderr and "would miss a part of the column" in result.stderr

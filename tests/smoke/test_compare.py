@@ -1,4 +1,4 @@
-"""credit compare: killed in the middle and continued; its page and files agree with the scores of credit verify."""
+"""`credit compare` continues after being killed, and its page and files agree with the scores of `credit verify`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def kill_during_first_training(arguments: Sequence[str], run_folder: Path) -> No
 
 
 def run_here(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> FinishedProcess:
-    """Run the command of a part in this process, since a new one takes 5 s."""
+    """Run the command of a part in this process, because a new process takes 5 s to start."""
     with log_path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         log.write(f"$ {' '.join(words)}\n")
         return FinishedProcess(main(words[words.index("credit.cli.main") + 1 :]))
@@ -78,7 +78,7 @@ def scores_file(folder: Path, name: str, seed: str) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_and_continued(
+def test_comparison_continues_after_kill(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_run / "comparison"
@@ -92,7 +92,7 @@ def test_killed_and_continued(
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 21))
-    # The training went on from its checkpoint of step 4: times in the rows are those of the first process.
+    # The training continued from its checkpoint of step 4: the first rows are those of the killed process.
     assert [line for line in lines if '"loss"' in line and '"valid"' not in line][:4] == rows_before
     require_agreement(folder)
     require_refusals(arguments, capsys)
@@ -135,10 +135,10 @@ def require_agreement(folder: Path) -> None:
         assert result["rmse"][name]["mean"] == pytest.approx(mean, rel=1e-7)
         persistence = float(rows["persistence", "", "z", "500", "global", "24", "rmse"])
         assert f">{mean / persistence:.3f}<" in page
-    # The other run has the same scores where it is scored together with the first one.
-    other = [row for row in read_rows(scores_file(folder, "narrow", "1")) if row["forecast"] == "wide"]
-    model = [row for row in read_rows(scores_file(folder, "wide", "1")) if row["forecast"] == "model"]
-    assert [row["value"] for row in other] == [row["value"] for row in model]
+    # The other run has the same scores alone as in the verification together with the first run.
+    second_run_rows = [row for row in read_rows(scores_file(folder, "narrow", "1")) if row["forecast"] == "wide"]
+    alone_rows = [row for row in read_rows(scores_file(folder, "wide", "1")) if row["forecast"] == "model"]
+    assert [row["value"] for row in second_run_rows] == [row["value"] for row in alone_rows]
     trials = {run["name"]: run["trials"] for run in document["runs"]}
     assert trials["narrow"]["1"]["steps"] == trials["wide"]["2"]["steps"] == 20
     assert trials["narrow"]["1"]["parameters"] < trials["wide"]["1"]["parameters"]

@@ -1,4 +1,4 @@
-"""Published weights forecast through the commands, and give the reference's own numbers."""
+"""Published weights through the commands: their forecasts equal those of the reference implementation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ INITIAL_TIME = "2020-06-01"
 
 
 @pytest.fixture
-def published(tmp_path: Path, repository: Path) -> Path:
-    """A folder as a user of published weights has it: weights, mean, std, static, one analysis, a config.
+def published_folder(tmp_path: Path, repository: Path) -> Path:
+    """Folder with the files of a user of published weights: weights, mean, std, static fields, one analysis, a config.
 
-    The expected forecast in physical units is in truth.npz, one array for each variable and level.
+    The file truth.npz has the expected forecast in physical units, one array for each variable and level.
     """
     folder = repository / "tests" / "data" / "golden"
     golden = np.load(folder / f"{CASE}.npz")
@@ -46,7 +46,7 @@ def published(tmp_path: Path, repository: Path) -> Path:
     write_statistics(tmp_path / "std.nc", std)
     input_CHW = golden["x"][0, :, 0]
     write_static_and_analysis(tmp_path, input_CHW, mean, std)
-    (tmp_path / "config.yml").write_text(yaml.safe_dump(published_config(tmp_path, settings)))
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(build_published_config(tmp_path, settings)))
 
     expected_CHW = golden["y_eval"][0, :, 0]
     truth = {}
@@ -58,7 +58,7 @@ def published(tmp_path: Path, repository: Path) -> Path:
 
 
 def write_statistics(path: Path, values: dict[tuple[str, int | None], float]) -> None:
-    """Write one number for each variable and level, as published files of means and stds have them."""
+    """Write one number for each variable and level, in the format of published files of means and stds."""
     arrays = {}
     for variable in ("U", "V"):
         arrays[variable] = ("level", [values[variable, level] for level in LEVELS])
@@ -76,7 +76,7 @@ def write_static_and_analysis(folder: Path, input_CHW: np.ndarray, mean: dict, s
         "longitude": ("longitude", np.arange(columns) * 360 / columns, {"units": "degrees_east"}),
     }
     cells = ("latitude", "longitude")
-    # The static file runs from south to north: the import must turn it.
+    # The rows of the static file run from south to north, so the import must reverse them.
     static = xr.Dataset({"Z_GDS4_SFC": (cells, input_CHW[12]), "LSM": (cells, input_CHW[13])}, coords)
     static.isel(latitude=slice(None, None, -1)).to_netcdf(folder / "static.nc")
 
@@ -94,7 +94,7 @@ def write_static_and_analysis(folder: Path, input_CHW: np.ndarray, mean: dict, s
     xr.Dataset(fields, {"time": time, "level": level, **coords}).to_netcdf(folder / "analysis.nc")
 
 
-def published_config(folder: Path, settings: dict[str, object]) -> dict[str, object]:
+def build_published_config(folder: Path, settings: dict[str, object]) -> dict[str, object]:
     """Return the config of a run with the network of the reference and the files in `folder`."""
     network = {key: value for key, value in settings.items() if key not in DERIVED_SETTINGS}
     return {
@@ -139,21 +139,21 @@ def require_reference_forecast(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_published_weights_forecast(published: Path, command) -> None:
-    config = published / "config.yml"
-    for arguments in (("convert", config, *import_options(published)), ("rollout", config)):
+def test_published_weights_forecast(published_folder: Path, command) -> None:
+    config = published_folder / "config.yml"
+    for arguments in (("convert", config, *import_options(published_folder)), ("rollout", config)):
         process = command(*arguments)
         assert process.returncode == 0, process.stderr
-    require_reference_forecast(published)
-    exported = command("convert", config, "--export", published / "out.safetensors")
+    require_reference_forecast(published_folder)
+    exported = command("convert", config, "--export", published_folder / "out.safetensors")
     assert exported.returncode == 0, exported.stderr
-    with safe_open(published / "out.safetensors", "pt") as file:
+    with safe_open(published_folder / "out.safetensors", "pt") as file:
         assert json.loads(file.metadata()["credit"])["step"] == 0
         assert len(file.keys()) > 100
 
 
-def miles_config(folder: Path, settings: dict[str, object]) -> dict[str, object]:
-    """Return the config that a user of miles-credit (generation 1) has for the network and the files in `folder`."""
+def build_miles_config(folder: Path, settings: dict[str, object]) -> dict[str, object]:
+    """Return a config of miles-credit (generation 1) for the network and the files in `folder`."""
     names = ("dim", "depth", "dim_head", "global_window_size", "local_window_size", "cross_embed_kernel_sizes",
              "cross_embed_strides", "use_spectral_norm", "interp", "frames", "image_height", "image_width")  # fmt: skip
     network = {name: settings[name] for name in names if name in settings}
@@ -191,53 +191,61 @@ def miles_config(folder: Path, settings: dict[str, object]) -> dict[str, object]
 
 
 @pytest.mark.slow
-def test_a_config_of_miles_credit_and_its_weights_forecast(published: Path, command, repository: Path) -> None:
-    """The YAML file and the weights alone give the reference's numbers."""
+def test_a_config_of_miles_credit_and_its_weights_forecast(published_folder: Path, command, repository: Path) -> None:
+    """The YAML file and the weights are enough to give the forecast of the reference."""
     settings = json.loads((repository / "tests" / "data" / "golden" / f"{CASE}.json").read_text())["wxformer"]
-    (published / "theirs.yml").write_text(yaml.safe_dump(miles_config(published, settings)))
+    (published_folder / "theirs.yml").write_text(yaml.safe_dump(build_miles_config(published_folder, settings)))
     # Statistics of static fields, which generation 1 does not use.
     for name in ("mean.nc", "std.nc"):
-        with xr.open_dataset(published / name) as statistics:
+        with xr.open_dataset(published_folder / name) as statistics:
             statistics = statistics.load().assign(LSM=((), 3.0))
-        statistics.to_netcdf(published / name)
-    config = published / "converted.yml"
-    converted = command("convert", published / "theirs.yml", "-o", config, "--weights", published / "model.pt")
+        statistics.to_netcdf(published_folder / name)
+    config = published_folder / "converted.yml"
+    converted = command(
+        "convert", published_folder / "theirs.yml", "-o", config, "--weights", published_folder / "model.pt"
+    )
     assert converted.returncode == 0, converted.stderr
     rolled_out = command("rollout", config, f"inference.initial_times=[{INITIAL_TIME}]", "trainer.device=cpu")
     assert rolled_out.returncode == 0, rolled_out.stderr
-    require_reference_forecast(published)
+    require_reference_forecast(published_folder)
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_the_files_is_said(published: Path, command) -> None:
-    config = published / "config.yml"
+def test_invalid_import_files_are_refused(published_folder: Path, command) -> None:
+    config = published_folder / "config.yml"
     for overrides, message in (
         (["--levels=10,60,100,120,136"], "no level 136"),
         (["--variables=U,W"], "no variable W"),
         (["model.dim=[16,32,64,128]"], "of a different model"),
-        ([f"--weights={published / 'mean.nc'}"], "is not a file of torch.save"),
-        ([f"--static={published / 'mean.nc'}"], "has no coordinate latitude"),
+        ([f"--weights={published_folder / 'mean.nc'}"], "is not a file of torch.save"),
+        ([f"--static={published_folder / 'mean.nc'}"], "has no coordinate latitude"),
     ):
-        process = command("convert", config, *import_options(published), *overrides)
+        process = command("convert", config, *import_options(published_folder), *overrides)
         assert process.returncode in (1, 2) and message in process.stderr, (overrides, process.stderr)
         assert "Traceback" not in process.stderr
-        assert not list(published.glob("run/checkpoints/*"))
+        assert not list(published_folder.glob("run/checkpoints/*"))
     process = command("convert", config, "--weights", "x.pt")
     assert process.returncode == 2 and "--mean, --std, --static" in process.stderr
 
 
 @pytest.mark.slow
-def test_published_weights_with_noise(published: Path, command) -> None:
-    """Dropout gives members that differ at once; the other kinds add nothing before training."""
-    config = published / "config.yml"
+def test_published_weights_with_noise(published_folder: Path, command) -> None:
+    """Members with dropout differ without training. The other kinds of noise have no effect before training."""
+    config = published_folder / "config.yml"
     members = {}
     for name, noise in (("quiet", "[global, cell, spherical]"), ("dropout", "[dropout, cell]")):
-        run = [config, f"save_loc={published / name}", f"model.noise={noise}", "trainer.members=2", "loss.kind=crps"]
-        imported = command("convert", *run, *import_options(published))
+        run = [
+            config,
+            f"save_loc={published_folder / name}",
+            f"model.noise={noise}",
+            "trainer.members=2",
+            "loss.kind=crps",
+        ]
+        imported = command("convert", *run, *import_options(published_folder))
         assert imported.returncode == 0, imported.stderr
         rolled_out = command("rollout", *run, "inference.ensemble={members: 2}")
         assert rolled_out.returncode == 0, rolled_out.stderr
-        with xr.open_dataset(published / name / "forecasts" / "forecast_2020-06-01T00.nc") as forecast:
+        with xr.open_dataset(published_folder / name / "forecasts" / "forecast_2020-06-01T00.nc") as forecast:
             members[name] = forecast["t2m"].transpose("member", ...).to_numpy()
     np.testing.assert_allclose(*members["quiet"], rtol=1e-6)
     assert np.abs(members["dropout"][0] - members["dropout"][1]).max() > 1e-3

@@ -1,4 +1,4 @@
-"""Noise inside the network through the commands: every kind, and fine-tuning with adapters from a plain network."""
+"""Noise inside the network through the commands: every kind, and fine-tuning of a network without noise."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def test_each_kind_of_noise(kind: str, small_run: Path, command) -> None:
     by_batch_size = {}
     for batch_size in (1, 6):
         folder = f"batches_of_{batch_size}"
-        done = command("rollout", *forecasts, f"inference.batch_size={batch_size}", f"inference.folder={folder}")
-        assert done.returncode == 0, done.stderr
+        result = command("rollout", *forecasts, f"inference.batch_size={batch_size}", f"inference.folder={folder}")
+        assert result.returncode == 0, result.stderr
         by_batch_size[batch_size] = read_forecasts(small_run / "run" / folder)
-    for alone, together in zip(by_batch_size[1], by_batch_size[6], strict=True):
-        # Products of matrices of other sizes are rounded differently.
-        np.testing.assert_allclose(alone, together, rtol=2e-6)
+    for alone, batched in zip(by_batch_size[1], by_batch_size[6], strict=True):
+        # Matrix products of different sizes are rounded differently.
+        np.testing.assert_allclose(alone, batched, rtol=2e-6)
         assert np.abs(alone[0] - alone[1]).max() > 1e-3 and np.abs(alone[1] - alone[2]).max() > 1e-3
     verified = command("verify", *forecasts, "--online")
     assert verified.returncode == 0, verified.stderr
 
 
 def test_adapters_with_noise(small_run: Path, command) -> None:
-    """The noise trains beside the adapters of a plain network, is saved with them, and goes into the export."""
+    """Noise modules are trained and saved together with the adapters of a network without noise, and are exported."""
     config = small_run / "config.yml"
     assert command("train", config, *SHORT).returncode == 0
     base = (small_run / "run" / "checkpoints" / "latest").resolve()
@@ -84,10 +84,10 @@ def test_adapters_with_noise(small_run: Path, command) -> None:
     assert trained.returncode == 0, trained.stderr
     halves = checkpoint.load_tensors((tuned / "checkpoints" / "latest").resolve(), "forecast")
     # A run without the interruption has the same weights.
-    whole_folder = small_run / "whole"
-    whole = command("train", *run, f"save_loc={whole_folder}")
-    assert whole.returncode == 0, whole.stderr
-    expected = checkpoint.load_tensors((whole_folder / "checkpoints" / "latest").resolve(), "forecast")
+    uninterrupted_folder = small_run / "whole"
+    uninterrupted = command("train", *run, f"save_loc={uninterrupted_folder}")
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    expected = checkpoint.load_tensors((uninterrupted_folder / "checkpoints" / "latest").resolve(), "forecast")
     assert halves.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(halves[name], tensor), name

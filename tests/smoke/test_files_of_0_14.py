@@ -1,6 +1,6 @@
-"""What users have keeps working: the files of version 0.14 resume, forecast and score with the same numbers.
+"""Compatibility with files of version 0.14: they resume, forecast and score with the same numbers.
 
-`tests/data/v0_14/README.md` says what the files are and how they were made.
+`tests/data/v0_14/README.md` describes the files and how they were created.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import xarray as xr
 FOLDER = Path(__file__).parent.parent / "data" / "v0_14"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 
-# The numbers were computed on one processor. Another one adds float32 numbers in another order, and ten steps of
-# training enlarge the differences.
+# The numbers were computed on one type of processor. Others add float32 numbers in a different order, and ten
+# training steps amplify the differences.
 LOSS_TOLERANCE = 2e-4
 GRADIENT_TOLERANCE = 2e-3
 
@@ -60,11 +60,11 @@ def assert_same_training(run_folder: Path, expected_rows: list[dict[str, Any]]) 
         assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=GRADIENT_TOLERANCE)
 
 
-# The first entry is the run; the second, what the command is given besides `config.yml` of the run.
+# Folder of the run -> arguments of the command: the config and its overrides.
 CONTINUED_RUNS = {
     "run": ["run/config.yml"],
     "sharded": ["sharded/config.yml", "trainer.parallelism.tensor=1", "trainer.max_steps=14"],
-    # The adapters' base was moved since, so its new place is named.
+    # The base run of the adapters has been moved, so trainer.resume gives its new path.
     "tuned": ["tuned/config.yml", "trainer.max_steps=8", "trainer.resume=run/checkpoints/step_00000010"],
     "exported": ["config.yml", "save_loc=exported", "trainer.resume=export.safetensors", "trainer.max_steps=4"],
 }
@@ -72,14 +72,14 @@ CONTINUED_RUNS = {
 
 @pytest.mark.parametrize("run", CONTINUED_RUNS)
 def test_training_continues_with_the_same_numbers(run: str, old_files: Path, command: Callable) -> None:
-    """A run folder, a sharded checkpoint, a LoRA run and an export, all on the training store of 0.14."""
+    """Cases: a run folder, a sharded checkpoint, a LoRA run and an export, all with the training store of 0.14."""
     result = command("train", *CONTINUED_RUNS[run])
     assert result.returncode == 0, result.stderr
     assert_same_training(old_files / run, EXPECTED["metrics"][run])
 
 
 def test_forecasts_are_the_same(old_files: Path, command: Callable) -> None:
-    """The checkpoint of 0.14 forecasts what it forecast then."""
+    """The checkpoint of 0.14 gives the forecasts that version 0.14 wrote."""
     old_forecasts = old_files / "old_forecasts"
     (old_files / "run" / "forecasts").rename(old_forecasts)
     result = command("rollout", "run/config.yml")

@@ -1,4 +1,4 @@
-"""A forecast from the newest analyses: real GFS fields, as netCDF and as GRIB."""
+"""Forecasts from the newest analysis (`credit rollout --latest`): GFS fields in netCDF and GRIB, and few variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parents[2] / "config" / "gfs_wind_1deg.yml"
 
 
 def write_grib(path: Path, analyses: xr.Dataset) -> None:
-    """Write 10 m winds as GFS does: GRIB 2, rows from north, columns from 0."""
+    """Write 10 m winds in the layout of GFS: GRIB 2, rows from north to south, columns from longitude 0."""
     eccodes = pytest.importorskip("eccodes")
     analyses = analyses.assign_coords(longitude=analyses["longitude"] % 360).sortby("longitude")
     analyses = analyses.sortby("latitude", ascending=False)
@@ -39,8 +39,10 @@ def write_grib(path: Path, analyses: xr.Dataset) -> None:
 
 
 @pytest.mark.slow
-def test_from_gribs_as_from_netcdf(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data hold two analyses, of which the later is taken; its future is not there."""
+def test_forecasts_from_grib_and_netcdf_are_equal(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data have two analyses. The forecast starts from the later one, after which there are no data."""
     monkeypatch.setenv("GFS_WIND", str(shared_data / "gfs_wind10m"))
     run = [str(CONFIG), f"save_loc={tmp_path / 'run'}"]
     assert main(["train", *run, "trainer.max_steps=1", "trainer.validate_every=1", "trainer.valid_samples=1"]) == 0
@@ -71,10 +73,13 @@ def test_from_gribs_as_from_netcdf(shared_data: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_store", [False, True])
-def test_an_analysis_holds_what_a_forecast_reads_and_no_more(
+def test_analysis_needs_only_prognostic_variables_and_forcing(
     small_run: Path, command: Callable[..., subprocess.CompletedProcess], has_store: bool
 ) -> None:
-    """Outputs are not read, static fields are the checkpoint's, and the training store is not asked."""
+    """A forecast reads only prognostic variables and forcing: no diagnostics, static fields or training store.
+
+    Static fields come from the checkpoint. If those of the data differ, a warning names them.
+    """
     config = small_run / "config.yml"
     stored = [f"data.store={small_run / 'store.zarr'}"] if has_store else []
     if has_store:
@@ -89,23 +94,24 @@ def test_an_analysis_holds_what_a_forecast_reads_and_no_more(
     forecasts = {}
     for name in ("whole", "inputs", "moved"):
         sources = f"data.sources=[{{path: {small_run / name}.nc}}]"
-        done = command("rollout", config, *stored, "--latest", sources, f"inference.folder={name}")
-        assert done.returncode == 0, done.stderr
+        result = command("rollout", config, *stored, "--latest", sources, f"inference.folder={name}")
+        assert result.returncode == 0, result.stderr
         assert (
-            "land (by up to 1): the static fields of the data differ from the static fields in training" in done.stderr
+            "land (by up to 1): the static fields of the data differ from the static fields in training"
+            in result.stderr
         ) == (name == "moved")
         (path,) = (small_run / "run" / name).iterdir()
         assert path.name == "forecast_2000-02-19T18.nc"
         forecasts[name] = path.read_bytes()
     assert forecasts["inputs"] == forecasts["whole"] == forecasts["moved"]
-    # a named time is read as the latest is; one that is to be scored needs its truth
+    # A given initial time is read in the same way. The initial times of a test period need data for all lead times.
     options = "inference.initial_times=[2000-02-19T18]", f"data.sources=[{{path: {small_run / 'inputs.nc'}}}]"
-    done = command("rollout", config, *stored, *options, "inference.folder=named")
-    assert done.returncode == 0, done.stderr
+    result = command("rollout", config, *stored, *options, "inference.folder=named")
+    assert result.returncode == 0, result.stderr
     assert (small_run / "run" / "named" / "forecast_2000-02-19T18.nc").read_bytes() == forecasts["whole"]
     assert command("rollout", config, *stored, options[1], "inference.folder=scored").returncode == 2
-    # forcing is an input
+    # Forcing is an input, so it is required.
     last[["z", "t2m"]].to_netcdf(small_run / "too_little.nc")
-    done = command("rollout", config, *stored, "--latest", f"data.sources=[{{path: {small_run / 'too_little.nc'}}}]")
-    assert done.returncode == 2 and 'data.variables: "sst" is in no file of data.sources' in done.stderr
-    assert "rain" not in done.stderr and "land" not in done.stderr
+    result = command("rollout", config, *stored, "--latest", f"data.sources=[{{path: {small_run / 'too_little.nc'}}}]")
+    assert result.returncode == 2 and 'data.variables: "sst" is in no file of data.sources' in result.stderr
+    assert "rain" not in result.stderr and "land" not in result.stderr

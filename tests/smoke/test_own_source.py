@@ -1,4 +1,4 @@
-"""The example of docs/own_source.md: a source that a plugin registers goes through every command as a file does."""
+"""The example of docs/own_source.md: commands treat a source that a plugin registers like a source of files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,31 @@ SHORT = ("trainer.max_steps=3", "trainer.validate_every=3", "trainer.checkpoint_
 
 
 def write_archive(folder: Path) -> None:
-    """Write the fields of data.nc as the page's class reads them, its module, and a config that names it."""
+    """Write an archive that the example class reads, the module of the class, and a config that uses it as source.
+
+    The fields are those of data.nc. The module and the `plugins` and `data` keys are the code blocks of the page.
+    """
     with xr.open_dataset(folder / "data.nc") as data:
         archive = folder / "archive"
         archive.mkdir()
         np.savez(archive / "constant.npz", latitude=data.latitude, longitude=data.longitude, land=data.land)
-        for place, time in enumerate(data.time.values):
+        for time_index, time in enumerate(data.time.values):
             name = np.datetime_as_string(time, "h").translate(str.maketrans("", "", "-T"))
-            np.savez(archive / f"{name}.npz", **{one: data[one][place] for one in ("z", "t2m", "rain", "sst")})
+            np.savez(
+                archive / f"{name}.npz",
+                **{variable: data[variable][time_index] for variable in ("z", "t2m", "rain", "sst")},
+            )
     page = PAGE.read_text(encoding="utf-8")
     blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
     (folder / "lab_archive.py").write_text(blocks["python"])
-    raw, own = yaml.safe_load((folder / "config.yml").read_text()), yaml.safe_load(blocks["yaml"])
-    raw |= {"plugins": own["plugins"], "data": raw["data"] | own["data"]}
-    (folder / "own.yml").write_text(yaml.safe_dump(raw))
+    config, page_config = yaml.safe_load((folder / "config.yml").read_text()), yaml.safe_load(blocks["yaml"])
+    config |= {"plugins": page_config["plugins"], "data": config["data"] | page_config["data"]}
+    (folder / "own.yml").write_text(yaml.safe_dump(config))
 
 
 @pytest.fixture
-def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The small world, with its fields in an archive of npz files as well."""
+def archive_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder of `small_run` with its fields in an archive of npz files as well, and a config that reads the archive."""
     write_archive(small_run)
     monkeypatch.syspath_prepend(small_run)
     monkeypatch.setattr(plugin_source, "_SOURCES", dict(plugin_source._SOURCES))
@@ -50,7 +56,7 @@ def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("lab_archive", None)
 
 
-def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> None:
+def test_plugin_source_gives_same_store_training_and_forecasts_as_file(archive_run: Path, command) -> None:
     process = command("check", "own.yml")
     assert process.returncode == 0 and "no problem found" in process.stdout, process.stdout
     for name in ("config", "own"):
@@ -66,10 +72,10 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
     )
     for key in ("content", "statistics", "channels", "masked_variables", "grid"):
         assert source_values[key] == file_values[key], key
-    # from the source itself, and then from the store
+    # The first runs read the source itself. The run continues with batches from the store.
     assert rows(Path("own")) == rows(Path("config"))
-    more = command("train", "own.yml", "save_loc=own", *SHORT, "trainer.max_steps=5", "data.store=own.zarr")
-    assert more.returncode == 0 and len(rows(Path("own"))) == 5, more.stderr
+    continued = command("train", "own.yml", "save_loc=own", *SHORT, "trainer.max_steps=5", "data.store=own.zarr")
+    assert continued.returncode == 0 and len(rows(Path("own"))) == 5, continued.stderr
     forecasts = sorted(Path("config/forecasts").glob("*.nc"))
     assert len(forecasts) == 2
     for file in forecasts:
@@ -93,22 +99,22 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
         (["data.levels=[850, 700]"], ["data.sources.0 (npz_archive)", "z has no level 700 hPa; it has 850, 500 hPa"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(own_run: Path, command, change: list[str], words: list[str]) -> None:
-    done = command("check", "own.yml", *change)
-    assert done.returncode == 2, done.stdout
+def test_check_names_the_wrong_source_option(archive_run: Path, command, change: list[str], words: list[str]) -> None:
+    result = command("check", "own.yml", *change)
+    assert result.returncode == 2, result.stdout
     for word in words:
-        assert word in done.stdout + done.stderr
+        assert word in result.stdout + result.stderr
 
 
-def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
-    """It is named with source, variable and line, and left out where that is allowed."""
-    (own_run / "archive" / "2000011006.npz").write_bytes(b"PK")
+def test_unreadable_time_is_named_and_can_be_skipped(archive_run: Path, command) -> None:
+    """The message names the source, the call and the line in the plugin. `on_bad_time=skip` leaves the time out."""
+    (archive_run / "archive" / "2000011006.npz").write_bytes(b"PK")
     arguments = ("preprocess", "own.yml", "data.store=own.zarr")
     error_output = command(*arguments).stderr
     call = "data.sources.0 (npz_archive): read('z', 2000-01-10 06:00:00, (850.0, 500.0)) fails"
-    for word in (call, "data.sources.0.options", "lab_archive.py, line"):
-        assert word in error_output, error_output
-    done = command(*arguments, "data.on_bad_time=skip", "preprocess.workers=2")
-    assert done.returncode == 0, done.stderr
+    for message in (call, "data.sources.0.options", "lab_archive.py, line"):
+        assert message in error_output, error_output
+    result = command(*arguments, "data.on_bad_time=skip", "preprocess.workers=2")
+    assert result.returncode == 0, result.stderr
     described = json.loads(Path("own.zarr/zarr.json").read_text())["attributes"]["credit"]
     assert list(described["bad_times"]) == ["2000-01-10T06:00"]

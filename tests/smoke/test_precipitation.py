@@ -1,6 +1,6 @@
-"""Precipitation by the public commands: three-hourly sums in metres are trained on, forecast and scored.
+"""Precipitation through the commands: training on three-hourly sums in metres, forecasts and scores.
 
-Events, reliability and SEEPS are computed again from the files alone, with xarray and the library `scores`.
+The test computes events, reliability and SEEPS again from the files, with xarray and the library `scores`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tests.smoke.conftest import CONFIG
 
 MEMBERS, LEADS, DRY_BELOW_M = 3, (6, 12, 18, 24), 0.25e-3
 CELLS = ("latitude", "longitude")
-# of the training period, by which the climate goes
+# The climate of the thresholds is that of the training period.
 TRAIN = ["2000-01-01", "2000-02-28T18:00"]
 EVENTS = {"wet": {"channel": "tp", "above": 0.0005}, "heavy": {"channel": "tp", "above_quantile": 0.8},
           "dry": {"channel": "tp", "below": DRY_BELOW_M}}  # fmt: skip
 
 
 def write_weather(folder: Path) -> None:
-    """Write the sample's first months at twice the spacing, and precipitation made of them in a file of its own.
+    """Write the first months of the bundled sample at twice the grid spacing, and precipitation in a file of its own.
 
-    It falls where the 500 hPa surface sinks, the more the warmer the air, in amounts that vary at random; two cells in
-    three are dry.
+    Precipitation falls where the 500 hPa surface sinks. Its amount grows with temperature and varies at random. Two
+    cells in three are dry.
     """
     sample = resources.files("credit.data") / "bundled" / "speedy" / "speedy_2000q1.nc"
     with xr.open_dataset(str(sample)) as data, xr.set_options(keep_attrs=True):
@@ -54,7 +54,7 @@ def write_weather(folder: Path) -> None:
 
 
 def write_config(folder: Path) -> Path:
-    fields = {"tp": {"temporal": "accumulate", "minimum": 0}}
+    variable_options = {"tp": {"temporal": "accumulate", "minimum": 0}}
     data = {
         "sources": [{"path": str(folder / "air.nc")}, {"path": str(folder / "rain.nc")}],
         "levels": [850, 500],
@@ -63,12 +63,12 @@ def write_config(folder: Path) -> Path:
             "diagnostic": {"vars_2D": ["tp"]},
             "static": {"vars_2D": ["sin_latitude"]},
         },
-        "variable_options": fields,
+        "variable_options": variable_options,
         "transforms": {"tp": {"kind": "log1p", "unit": 0.0002}},
         "splits": {"train": TRAIN, "valid": ["2000-03-02", "2000-03-05"], "test": ["2000-03-08", "2000-03-24"]},
         "split_gap": "1d",
     }
-    raw = {
+    config = {
         **CONFIG, "experiment": "rain", "save_loc": str(folder / "run"), "data": data,
         "trainer": CONFIG["trainer"] | {"max_steps": 12, "validate_every": 12, "checkpoint_every": 12},
         "inference": {
@@ -78,12 +78,16 @@ def write_config(folder: Path) -> Path:
         "verification": CONFIG["verification"] | {"figure_leads": ["24h"], "figure_channels": ["tp"], "events": EVENTS},
     }  # fmt: skip
     path = folder / "config.yml"
-    path.write_text(yaml.safe_dump(raw))
+    path.write_text(yaml.safe_dump(config))
     return path
 
 
-def climate_of(truth: xr.DataArray, valid: np.datetime64) -> xr.DataArray:
-    """Return the training period within 30 days of the middle of the five days that a valid time lies in."""
+def select_climate(truth: xr.DataArray, valid: np.datetime64) -> xr.DataArray:
+    """Return the truth at times of the training period near a valid time in the year.
+
+    The year is divided into periods of five days. The times lie within 30 days of the middle of the period
+    of the valid time.
+    """
 
     def day(times: xr.DataArray | np.ndarray) -> np.ndarray:
         hours = (np.asarray(times) - np.datetime64("2000-01-01")) / np.timedelta64(1, "h")
@@ -93,10 +97,13 @@ def climate_of(truth: xr.DataArray, valid: np.datetime64) -> xr.DataArray:
     return train[np.abs(day(train["time"]) - (day(valid) // 5 * 5 + 2.5)) <= 30]
 
 
-def expected_scores(
+def compute_expected_scores(
     members: xr.DataArray, observed: xr.DataArray, initial: xr.DataArray, climate: xr.DataArray
 ) -> dict[tuple[str, str], xr.DataArray]:
-    """Return (forecast, metric) -> penalty or squared error of each cell, of one case and lead time."""
+    """Return the scores of each cell for one case and lead time, by forecast and metric.
+
+    A score is a SEEPS penalty, a Brier score, or a frequency of the reliability diagram.
+    """
     scores = pytest.importorskip("scores")
     dry = (climate < DRY_BELOW_M).mean("time")
     heavy = climate.where(climate >= DRY_BELOW_M).quantile(2 / 3, "time").drop_vars("quantile")
@@ -120,7 +127,7 @@ def expected_scores(
             ).isel(threshold=0, drop=True)
         normal = (sign * (climate - threshold) > 0).mean("time")
         penalties["climatology", f"brier:{name}"] = (normal - (happened > 0)) ** 2
-        # the diagram: how often so many members are beyond, and the event then happens
+        # Reliability diagram: frequency of `count` members beyond the threshold, alone and together with the event.
         for count in range(MEMBERS + 1):
             forecast = (beyond > 0).sum("member") == count
             penalties[f"forecast {count}", name] = forecast.astype(np.float64)
@@ -130,57 +137,60 @@ def expected_scores(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning", "ignore:`prob_dry` contains:UserWarning")
-def test_scores_of_precipitation_are_those_of_the_files(tmp_path: Path, command) -> None:
+def test_precipitation_scores_equal_those_computed_from_files(tmp_path: Path, command) -> None:
     write_weather(tmp_path)
     config, run = write_config(tmp_path), tmp_path / "run"
     for name in ("check", "train", "rollout", "verify"):
-        done = command(name, config)
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        result = command(name, config)
+        assert result.returncode == 0, f"{name}: {result.stdout}{result.stderr}"
     truth = xr.load_dataset(tmp_path / "rain.nc")["tp"].rolling(time=2).sum()[1::2].astype(np.float64)
     assert 0.5 < (truth < DRY_BELOW_M).mean() < 0.8 and truth.max() > 0.02
-    area = np.cos(np.deg2rad(truth["latitude"].astype(np.float64)))  # of rows at equal distances
+    area = np.cos(np.deg2rad(truth["latitude"].astype(np.float64)))  # The rows are equally spaced in latitude.
 
     collected: dict[tuple[int, str, str], list[xr.DataArray]] = {}
     for path in sorted((run / "forecasts").glob("*.nc")):
         with xr.open_dataset(path) as data:
             assert data["tp"].attrs["units"] == "m" and data["tp"].attrs["cell_methods"] == "time: sum"
-            # the same cells, rounded otherwise
-            own = {name: truth[name] for name in CELLS}
-            case = data["tp"].astype(np.float64).reindex(own, method="nearest", tolerance=1e-4).load()
+            # The coordinates differ by rounding.
+            truth_cells = {name: truth[name] for name in CELLS}
+            case = data["tp"].astype(np.float64).reindex(truth_cells, method="nearest", tolerance=1e-4).load()
         assert case.sizes["time"] == len(LEADS) and case.sizes["member"] == MEMBERS
         for number, lead in enumerate(LEADS):
             valid = case["time"].values[number]
-            climate = climate_of(truth, valid)
+            climate = select_climate(truth, valid)
             assert climate.sizes["time"] >= 20
             observed, initial = (
                 truth.sel(time=valid - np.timedelta64(back, "h")).drop_vars("time") for back in (0, lead)
             )
-            for what, cells in expected_scores(case.isel(time=number, drop=True), observed, initial, climate).items():
-                collected.setdefault((lead, *what), []).append(cells)
+            for score_key, cells in compute_expected_scores(
+                case.isel(time=number, drop=True), observed, initial, climate
+            ).items():
+                collected.setdefault((lead, *score_key), []).append(cells)
     expected = {
-        what: xr.concat(own, "case").weighted(area).mean(("case", *CELLS)).item() for what, own in collected.items()
+        score_key: xr.concat(case_scores, "case").weighted(area).mean(("case", *CELLS)).item()
+        for score_key, case_scores in collected.items()
     }
-    assert all(len(own) == 6 for own in collected.values())
+    assert all(len(case_scores) == 6 for case_scores in collected.values())
 
     with open(run / "scores.csv", newline="") as handle:
         rows = [row for row in csv.DictReader(handle) if (row["region"], row["season"]) == ("global", "all")]
-    found = {
+    values = {
         (int(row["lead_hours"]), row["forecast"], row["metric"]): float(row["value"])
         for row in rows
         if row["variable"] == "tp"
     }
     for (lead, forecast, metric), value in expected.items():
         if forecast in ("model", "persistence", "climatology"):
-            assert found[lead, forecast, metric] == pytest.approx(value, rel=1e-7), (lead, forecast, metric)
+            assert values[lead, forecast, metric] == pytest.approx(value, rel=1e-7), (lead, forecast, metric)
     with xr.open_dataset(run / "scores.nc") as data:
-        own = data.sel(forecast="model", region="global")
+        model_scores = data.sel(forecast="model", region="global")
         for (lead, event), count in itertools.product(itertools.product(LEADS, EVENTS), range(MEMBERS + 1)):
-            forecast, both = (expected[lead, f"{what} {count}", event] for what in ("forecast", "both"))
-            point = own.sel(lead=lead, event=event).isel(members_beyond=count)
+            forecast, both = (expected[lead, f"{frequency} {count}", event] for frequency in ("forecast", "both"))
+            point = model_scores.sel(lead=lead, event=event).isel(members_beyond=count)
             assert point["forecast_frequency"] == pytest.approx(forecast, rel=1e-7)
             assert point["observed_frequency"] == pytest.approx(both / forecast, rel=1e-7)
     for lead, event in itertools.product(LEADS, EVENTS):
-        parts = [found[lead, "model", f"{part}:{event}"] for part in ("reliability", "resolution", "uncertainty")]
-        assert parts[0] - parts[1] + parts[2] == pytest.approx(found[lead, "model", f"brier:{event}"], abs=1e-7)
+        parts = [values[lead, "model", f"{part}:{event}"] for part in ("reliability", "resolution", "uncertainty")]
+        assert parts[0] - parts[1] + parts[2] == pytest.approx(values[lead, "model", f"brier:{event}"], abs=1e-7)
         skill = 1 - expected[lead, "model", f"brier:{event}"] / expected[lead, "climatology", f"brier:{event}"]
-        assert found[lead, "model", f"brier_skill:{event}"] == pytest.approx(skill, abs=1e-7)
+        assert values[lead, "model", f"brier_skill:{event}"] == pytest.approx(skill, abs=1e-7)

@@ -1,4 +1,4 @@
-"""Products by the public commands: after the forecasts of a rollout, and of forecasts that exist."""
+"""Products through the commands: `credit rollout` writes them with forecasts, `credit products` from existing files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_products_of_a_rollout(
             expected = dataset["t2m"].isel(time=-1).std("member", ddof=1)
             np.testing.assert_allclose(spread, expected, rtol=1e-4)
 
-    # Neither command makes them again.
+    # Neither command writes existing products again.
     process = command("rollout", *options, PRODUCTS)
     assert "0 products written, 6 already existed" in process.stdout
     process = command("products", *options, PRODUCTS)

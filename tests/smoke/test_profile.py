@@ -1,4 +1,4 @@
-"""`credit train --profile`: table and timeline of a run, whose steps are those of a run without a profile."""
+"""`credit train --profile` writes a table and a timeline, and does not change the training steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from credit.utils.profiling import phases
 from tests.smoke.test_train import rows
 
-# Rollouts of two steps, two micro-batches, a validation and a checkpoint inside of the measured steps.
+# Rollouts of two steps and two micro-batches a step. The measured steps contain a validation and a checkpoint.
 SETTINGS = (
     "trainer.max_steps=16", "trainer.validate_every=8", "trainer.checkpoint_every=8", "trainer.log_every=3",
     "trainer.grad_accum_every=2", "trainer.train_batch_size=2", "data.forecast_len=2",
@@ -31,12 +31,12 @@ def test_table_and_timeline_of_a_run(small_run: Path, command) -> None:
     assert (folder / "profile" / "table.txt").read_text() in process.stderr
     assert (content["first"], content["last"], content["ranks"], content["clock"]) == (6, 12, 1, "host")
 
-    # The phases explain the step, and the rest has a line.
+    # The phases and the unaccounted rest add up to the time of a step.
     lines = {(line["kind"], line["name"]): line for line in content["lines"]}
     step = lines["step", "step"]
     assert 0.98 <= content["accounted_share"] <= 1
-    parts = [line["seconds"] for line in content["lines"] if line["kind"] in ("phase", "rest")]
-    assert sum(parts) == pytest.approx(step["seconds"])
+    part_seconds = [line["seconds"] for line in content["lines"] if line["kind"] in ("phase", "rest")]
+    assert sum(part_seconds) == pytest.approx(step["seconds"])
     phases_with_time = {name for (kind, name), line in lines.items() if kind == "phase" and line["seconds"]}
     assert phases_with_time == {"forward", "backward", "spectral norm", "optimizer", "loader", "copy to device",
                                 "logging", "checkpoint", "validation"}  # fmt: skip
@@ -49,19 +49,19 @@ def test_table_and_timeline_of_a_run(small_run: Path, command) -> None:
     # 4 samples of 16 x 32 cells: 3 prognostic channels, 2 forcings of two steps, 4 outputs at two steps.
     assert lines["phase", "loader"]["bytes"] == 4 * 4 * 16 * 32 * (3 + 2 * 2 + 4 * 2)
 
-    # The timeline has the two steps after the measured ones, and their phases.
+    # The timeline has the phases of the two steps after the measured steps.
     events = [event for event in read_trace(folder) if event.get("cat") == "user_annotation"]
     names = [event["name"] for event in events]
     assert names.count("step 13") == names.count("step 14") == 1
     assert names.count("forward") == names.count("backward") == 4 and names.count("optimizer") == 2
 
-    # Nothing stays switched on, and the profile does not change the run.
+    # Profiling is switched off after the run: all phases share one context that does nothing. The steps are unchanged.
     assert phases.phase(phases.Phase.FORWARD) is phases.phase(phases.Phase.BACKWARD)
     assert command("train", config, *SETTINGS, f"save_loc={small_run}/plain").returncode == 0
     assert [row[:4] for row in rows(folder)] == [row[:4] for row in rows(small_run / "plain")]
 
 
-def test_a_run_that_stops_early_writes_the_steps_so_far(small_run: Path, command, monkeypatch) -> None:
+def test_run_that_stops_early_writes_table_of_its_steps(small_run: Path, command, monkeypatch) -> None:
     from credit.train.monitor.stop_signal import StopSignal
 
     num_calls = 0
@@ -90,7 +90,7 @@ def test_a_run_that_stops_early_writes_the_steps_so_far(small_run: Path, command
         (["--profile", "3", "--profile-rank", "1"], "the number of ranks is 1; choose at most 0"),
     ],
 )
-def test_wrong_requests_are_refused(small_run: Path, command, options: list[str], message: str) -> None:
+def test_invalid_profile_options_are_refused(small_run: Path, command, options: list[str], message: str) -> None:
     process = command("train", small_run / "config.yml", *SETTINGS, *options)
     assert process.returncode == 2 and message in " ".join(process.stderr.split())
     assert not (small_run / "run" / "profile").exists() and not (small_run / "run" / "metrics.jsonl").exists()

@@ -1,4 +1,4 @@
-"""The starter configs of public archives, on stores of their layouts behind a local server, through all commands."""
+"""Commands on the starter configs of public archives, with small stores of the same layout behind a local server."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Consolidated 
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ArchiveServer]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCRATCH", str(tmp_path))
-    # The delay makes a command long enough to be killed in its middle.
-    with ArchiveServer(tmp_path, delay=0.01) as running:
-        yield running
+    # The delay makes a command last long enough to be killed before it ends.
+    with ArchiveServer(tmp_path, delay=0.01) as archive_server:
+        yield archive_server
 
 
 def write_config(command: object, name: str, url: str) -> None:
-    """Write the starter config as credit init prints it, with the address of the local store."""
+    """Write the config that `credit init` prints, with the address of the local store in place of the archive's."""
     text = command("init", name).stdout
     text, num_replaced = re.subn(r"(?m)^( +- path:) gs://\S+\n +storage_options: .*$", rf"\1 {url}", text)
     assert num_replaced == 1
     Path("config.yml").write_text(text)
 
 
-def kill_during_preprocess(done: Path, num_parts: int) -> None:
-    """Start credit preprocess in a process of its own, and kill it after some parts of the store."""
+def kill_during_preprocess(folder: Path, num_parts: int) -> None:
+    """Start `credit preprocess` in a process of its own, and kill it when `folder` has `num_parts` entries."""
     arguments = [sys.executable, "-m", "credit.cli.main", "preprocess", "config.yml", *PERIODS]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
-    while not done.is_dir() or len(list(done.iterdir())) < num_parts:
+    while not folder.is_dir() or len(list(folder.iterdir())) < num_parts:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
@@ -77,12 +77,12 @@ def test_arco_era5_killed_and_resumed(server: ArchiveServer, tmp_path: Path, com
     store = tmp_path / "credit" / "arco_era5" / "store.zarr"
     assert not store.exists()
     server.requests.clear()
-    # 32 times of a store this small are one part, so the killed command has written nothing that counts.
+    # All 32 times of this small store form one part, so the killed command has not completed any part.
     kill_during_preprocess(store / "fields" / "c", 10)
     server.requests.clear()
     assert command("preprocess", "config.yml", *PERIODS).returncode == 0
     assert set(server.count_chunks().values()) == {1}
-    # The same times from the folder, without a server, give the same store.
+    # Reading the same times from the local folder gives the same store.
     text = Path("config.yml").read_text().replace(f"{server.url}/arco", str(tmp_path / "arco"))
     Path("local.yml").write_text(text)
     assert command("preprocess", "local.yml", *PERIODS, "data.store=local.zarr").returncode == 0

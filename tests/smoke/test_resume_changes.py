@@ -1,4 +1,4 @@
-"""A run that begins with the weights of a run with fewer channels, or on another grid (`trainer.resume_changes`)."""
+"""Runs that begin with the weights of a run with fewer channels or another grid (`trainer.resume_changes`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from credit.cli.main import main
 from tests.smoke.conftest import write_extra_variable
 
 SHORT = ("trainer.max_steps=4", "trainer.validate_every=4", "trainer.checkpoint_every=4", "trainer.log_every=1")
-# One step that changes nothing.
-STILL = ("trainer.max_steps=1", "trainer.validate_every=1", "trainer.checkpoint_every=1", "trainer.learning_rate=1e-30",
-         "trainer.weight_decay=0", "trainer.use_ema=false")  # fmt: skip
+# One training step with a learning rate so small that the weights stay equal.
+FROZEN = ("trainer.max_steps=1", "trainer.validate_every=1", "trainer.checkpoint_every=1",
+          "trainer.learning_rate=1e-30", "trainer.weight_decay=0", "trainer.use_ema=false")  # fmt: skip
 FORECAST = ("inference.lead_time=24h", "inference.initial_times=[2000-02-10]")
-PLAIN = "model.use_spectral_norm=false"
-# A new prognostic variable, a new forcing, and a new static field that stands before the others.
+NO_SPECTRAL_NORM = "model.use_spectral_norm=false"
+# A new prognostic variable, a new forcing, and a new static field, each listed before the existing ones.
 VARIABLES = (
     "data.variables.prognostic.vars_2D=[cloud, t2m]",
     "data.variables.dynamic_forcing.vars_2D=[cos_year, sst, toa_incident_solar_radiation]",
@@ -26,18 +26,18 @@ VARIABLES = (
 
 
 @pytest.fixture
-def base(small_run: Path) -> list[str]:
-    """Arguments of a run of four steps, which has made a forecast, and whose sources have one more variable."""
+def base_arguments(small_run: Path) -> list[str]:
+    """Arguments of a run with four training steps and one forecast. Its sources contain two unused variables."""
     write_extra_variable(small_run / "data.nc", small_run / "extra.nc")
     sources = f"data.sources=[{{path: {small_run / 'data.nc'}}}, {{path: {small_run / 'extra.nc'}}}]"
-    arguments = [str(small_run / "config.yml"), sources, PLAIN]
+    arguments = [str(small_run / "config.yml"), sources, NO_SPECTRAL_NORM]
     assert main(["train", *arguments, *SHORT]) == 0
     assert main(["rollout", *arguments, *FORECAST]) == 0
     return arguments
 
 
 def require_same_forecast(forecast: xr.Dataset, expected: xr.Dataset) -> None:
-    """Assert that the variables of the base are forecast as the base forecasts them."""
+    """Assert that the variables of the base run have the same forecast as in the base run."""
     for name in ("z", "t2m", "rain"):
         xr.testing.assert_allclose(forecast[name], expected[name], rtol=1e-5, atol=1e-4)
 
@@ -49,20 +49,25 @@ def read_forecast(run: Path) -> xr.Dataset:
 
 
 def test_new_channels_leave_the_forecast_of_the_others_unchanged(
-    small_run: Path, base: list[str], capsys: pytest.CaptureFixture[str]
+    small_run: Path, base_arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wider = [*base, *VARIABLES, f"save_loc={small_run / 'wider'}", f"trainer.resume={small_run / 'run'}"]
+    wider_arguments = [
+        *base_arguments,
+        *VARIABLES,
+        f"save_loc={small_run / 'wider'}",
+        f"trainer.resume={small_run / 'run'}",
+    ]
     # Without the key, the message names it.
-    assert main(["train", *wider, *STILL]) == 1
+    assert main(["train", *wider_arguments, *FROZEN]) == 1
     assert "trainer.resume_changes: [channels]" in capsys.readouterr().err
-    wider.append("trainer.resume_changes=[channels]")
+    wider_arguments.append("trainer.resume_changes=[channels]")
 
-    assert main(["check", *wider]) == 0
+    assert main(["check", *wider_arguments]) == 0
     output = capsys.readouterr().out
     assert "new input channels, whose initial weights are zeros: cloud, cos_year" in output
     assert "new output channels, whose initial weights are zeros: cloud" in output
-    assert main(["train", *wider, *STILL]) == 0
-    assert main(["rollout", *wider, *FORECAST]) == 0
+    assert main(["train", *wider_arguments, *FROZEN]) == 0
+    assert main(["rollout", *wider_arguments, *FORECAST]) == 0
     forecast, expected = read_forecast(small_run / "wider"), read_forecast(small_run / "run")
     require_same_forecast(forecast, expected)
     # The predicted change of the new prognostic channel is zero.
@@ -72,70 +77,82 @@ def test_new_channels_leave_the_forecast_of_the_others_unchanged(
 
     # The run goes on from its own checkpoint, without the base, and its new channels learn.
     (small_run / "run").rename(small_run / "gone")
-    assert main(["train", *wider, *SHORT, "trainer.use_ema=false"]) == 0
-    assert main(["rollout", *wider, *FORECAST, "inference.folder=later", "inference.checkpoint=latest"]) == 0
+    assert main(["train", *wider_arguments, *SHORT, "trainer.use_ema=false"]) == 0
+    assert main(["rollout", *wider_arguments, *FORECAST, "inference.folder=later", "inference.checkpoint=latest"]) == 0
     (path,) = (small_run / "wider" / "later").glob("*.nc")
     assert abs(xr.load_dataset(path)["cloud"] - cloud).max() > 1e-3
 
 
-def test_an_exported_file_may_have_fewer_channels(
-    small_run: Path, base: list[str], capsys: pytest.CaptureFixture[str]
+def test_exported_weights_may_have_fewer_channels(
+    small_run: Path, base_arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = small_run / "weights.safetensors"
-    assert main(["convert", *base, "--export", str(weights)]) == 0
-    wider = [*base, *VARIABLES, f"save_loc={small_run / 'wider'}", f"trainer.resume={weights}"]
-    wider.append("trainer.resume_changes=[channels]")
+    assert main(["convert", *base_arguments, "--export", str(weights)]) == 0
+    wider_arguments = [*base_arguments, *VARIABLES, f"save_loc={small_run / 'wider'}", f"trainer.resume={weights}"]
+    wider_arguments.append("trainer.resume_changes=[channels]")
     capsys.readouterr()
-    assert main(["check", *wider]) == 0
+    assert main(["check", *wider_arguments]) == 0
     assert "whose initial weights are zeros: cloud, cos_year" in capsys.readouterr().out
-    assert main(["train", *wider, *STILL]) == 0
-    assert main(["rollout", *wider, *FORECAST]) == 0
+    assert main(["train", *wider_arguments, *FROZEN]) == 0
+    assert main(["rollout", *wider_arguments, *FORECAST]) == 0
     forecast, expected = read_forecast(small_run / "wider"), read_forecast(small_run / "run")
     require_same_forecast(forecast, expected)
 
 
-def test_what_cannot_change_is_refused(small_run: Path, base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    changed = [*base, f"save_loc={small_run / 'changed'}", f"trainer.resume={small_run / 'run'}", *STILL]
+def test_other_changes_are_refused(
+    small_run: Path, base_arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_arguments = [
+        *base_arguments,
+        f"save_loc={small_run / 'changed'}",
+        f"trainer.resume={small_run / 'run'}",
+        *FROZEN,
+    ]
     allowed = "trainer.resume_changes=[channels]"
-    assert main(["train", *changed, allowed, "data.variables.static.vars_2D=[land]"]) == 1
+    assert main(["train", *changed_arguments, allowed, "data.variables.static.vars_2D=[land]"]) == 1
     assert "trained with sin_latitude, which is missing in data.variables" in capsys.readouterr().err
     groups = ("data.variables.prognostic.vars_2D=[rain, t2m]", "data.variables.diagnostic.vars_2D=[]")
-    assert main(["train", *changed, allowed, *groups]) == 1
+    assert main(["train", *changed_arguments, allowed, *groups]) == 1
     assert "trained with rain as diagnostic, but it is prognostic in data.variables" in capsys.readouterr().err
     # Only new variables may have a new transform.
-    assert main(["train", *changed, *VARIABLES, allowed, "data.transforms.rain.unit=0.5"]) == 1
+    assert main(["train", *changed_arguments, *VARIABLES, allowed, "data.transforms.rain.unit=0.5"]) == 1
     assert "data.transforms.rain.unit" in capsys.readouterr().err
-    assert main(["train", *changed, *VARIABLES, allowed, "model.dim=[16, 32, 64, 128]"]) == 1
+    assert main(["train", *changed_arguments, *VARIABLES, allowed, "model.dim=[16, 32, 64, 128]"]) == 1
     assert "model.dim" in capsys.readouterr().err
-    assert main(["train", *changed, "trainer.resume=auto", allowed]) == 2
+    assert main(["train", *changed_arguments, "trainer.resume=auto", allowed]) == 2
     assert "needs resume: the folder of a different run" in capsys.readouterr().err
     checkpoint = (small_run / "run" / "checkpoints" / "latest").resolve()
-    assert main(["train", *changed, *VARIABLES, f"trainer.resume={checkpoint}", allowed]) == 2
+    assert main(["train", *changed_arguments, *VARIABLES, f"trainer.resume={checkpoint}", allowed]) == 2
     assert "set trainer.resume to the folder of the run" in capsys.readouterr().err
     # Of the keys of the network, only those that depend on the grid may change with it.
     grid = ("data.grid={rows: 20, columns: 40, poles: false}", "trainer.resume_changes=[grid]")
     sizes = ("model.padding={lat: [6, 6], lon: [4, 4]}", "model.residual=false")
-    assert main(["train", *changed, *grid, *sizes]) == 1
+    assert main(["train", *changed_arguments, *grid, *sizes]) == 1
     error = capsys.readouterr().err
     assert "model.residual: True in the checkpoint, False in the config" in error and "model.padding" not in error
 
 
-def test_another_grid(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_are_used_on_finer_grid(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(small_run / "config.yml")
     network = "model={type: sfno, dim: 16, depth: 2}"
     assert main(["train", config, network, *SHORT]) == 0
     network = "model={type: sfno, dim: 16, depth: 2, max_degree: 10}"
-    changed = [config, network, "data.grid={rows: 20, columns: 40, poles: false}", f"save_loc={small_run / 'finer'}"]
-    changed += [f"trainer.resume={small_run / 'run'}", *STILL]
-    assert main(["train", *changed]) == 2
+    changed_arguments = [
+        config,
+        network,
+        "data.grid={rows: 20, columns: 40, poles: false}",
+        f"save_loc={small_run / 'finer'}",
+    ]
+    changed_arguments += [f"trainer.resume={small_run / 'run'}", *FROZEN]
+    assert main(["train", *changed_arguments]) == 2
     assert "trainer.resume_changes: [grid]" in capsys.readouterr().err
-    changed.append("trainer.resume_changes=[grid]")
-    assert main(["check", *changed, "model.max_degree=11"]) == 2
+    changed_arguments.append("trainer.resume_changes=[grid]")
+    assert main(["check", *changed_arguments, "model.max_degree=11"]) == 2
     assert "such as model.max_degree of sfno" in capsys.readouterr().out
-    assert main(["check", *changed]) == 0
+    assert main(["check", *changed_arguments]) == 0
     assert "different grid" in capsys.readouterr().out
-    assert main(["train", *changed]) == 0
-    # On the finer grid, the network forecasts what it has learnt on the coarser one.
+    assert main(["train", *changed_arguments]) == 0
+    # On the finer grid, the network has the same skill as on the grid of its training.
     skill = {}
     for run in ("run", "finer"):
         rows = [json.loads(line) for line in (small_run / run / "metrics.jsonl").read_text().splitlines()]

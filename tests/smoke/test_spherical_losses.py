@@ -1,4 +1,4 @@
-"""The losses of spherical harmonics train networks through the command, and what they cannot do is refused there."""
+"""Losses in spherical harmonics through the commands: training, and invalid options."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ ENSEMBLE = ("trainer.members=2", "trainer.valid_members=2", "model.noise={kind: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
-def test_training(small_run: Path, command: Callable[..., subprocess.CompletedProcess], kind: str) -> None:
-    """Check and plan accept it, the loss falls in a few steps, and the saved config continues the run."""
+def test_training_lowers_the_loss_and_continues(
+    small_run: Path, command: Callable[..., subprocess.CompletedProcess], kind: str
+) -> None:
+    """Commands check and plan accept the loss, it falls in a few steps, and the saved config continues the run."""
     config = small_run / "config.yml"
     options = [f"loss={LOSSES[kind]}", *(() if kind == "amse" else ENSEMBLE)]
     steps = ("trainer.log_every=1", "trainer.validate_every=12", "trainer.checkpoint_every=12")
-    done = command("check", config, *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = command("plan", config, *options, "--world-size", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = command("train", config, *options, *steps, "trainer.max_steps=12")
-    assert done.returncode == 0, done.stderr
-    # The run folder's own config, in which every key of every term is written out.
-    done = command("train", small_run / "run" / "config.yml", "trainer.max_steps=14")
-    assert done.returncode == 0, done.stderr
+    result = command("check", config, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    result = command("plan", config, *options, "--world-size", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    result = command("train", config, *options, *steps, "trainer.max_steps=12")
+    assert result.returncode == 0, result.stderr
+    # In the config of the run folder, every key of every term is written out.
+    result = command("train", small_run / "run" / "config.yml", "trainer.max_steps=14")
+    assert result.returncode == 0, result.stderr
     rows = [json.loads(line) for line in (small_run / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if "grad_norm" in row}
     assert sorted(losses) == list(range(1, 15))
@@ -57,9 +59,9 @@ def test_training(small_run: Path, command: Callable[..., subprocess.CompletedPr
         (("loss={kind: amse}", *ENSEMBLE), "loss.kind amse would train all members to be equal"),
     ],
 )
-def test_refusals(
+def test_invalid_loss_options_are_refused(
     small_run: Path, command: Callable[..., subprocess.CompletedProcess], options: tuple[str, ...], message: str
 ) -> None:
-    done = command("train", small_run / "config.yml", *options)
-    assert done.returncode == 2
-    assert message in done.stdout + done.stderr
+    result = command("train", small_run / "config.yml", *options)
+    assert result.returncode == 2
+    assert message in result.stdout + result.stderr

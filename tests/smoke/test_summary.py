@@ -1,4 +1,4 @@
-"""The summary at the end of a run, and what goes on being counted when a run goes on."""
+"""Summary at the end of a run, and the totals of time that a continued run carries on."""
 
 from __future__ import annotations
 
@@ -14,74 +14,74 @@ import pytest
 from credit.errors import CreditError, DataError
 from credit.parallel import process_info
 from credit.train import trainer
-from tests.smoke.test_preview import log_of
+from tests.smoke.test_preview import read_log
 
 SHORT = ("trainer.max_steps=20", "trainer.checkpoint_every=10", "trainer.schedule.kind=constant")
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_a_summary_of_all_its_parts(small_run: Path, command) -> None:
+def test_summary_counts_time_of_lost_steps_but_not_of_base_run(small_run: Path, command) -> None:
     config, folder = small_run / "config.yml", small_run / "run"
-    done = command("train", config, *SHORT)
-    assert done.returncode == 0, done.stderr
-    first = json.loads((folder / "summary.json").read_text())
-    assert "20 of 20, 80 samples" in done.stderr and "GFLOP/s per process" in done.stderr
-    assert first["steps"] == 20 and first["best"]["step"] == 20 and first["device"] == "cpu"
-    assert sum(first["time_shares"].values()) == pytest.approx(1 + first["time_shares"]["data_wait"])
-    last = [row for row in log_of(folder) if "loss" in row][-1]
-    assert 0 < last["process_hours"] == last["wall_hours"] <= first["wall_hours"]
-    assert last["tflops"] > 0 and not {"mfu", "energy_kwh", "gpu_hours"} & last.keys()
+    result = command("train", config, *SHORT)
+    assert result.returncode == 0, result.stderr
+    first_summary = json.loads((folder / "summary.json").read_text())
+    assert "20 of 20, 80 samples" in result.stderr and "GFLOP/s per process" in result.stderr
+    assert first_summary["steps"] == 20 and first_summary["best"]["step"] == 20 and first_summary["device"] == "cpu"
+    assert sum(first_summary["time_shares"].values()) == pytest.approx(1 + first_summary["time_shares"]["data_wait"])
+    last_row = [row for row in read_log(folder) if "loss" in row][-1]
+    assert 0 < last_row["process_hours"] == last_row["wall_hours"] <= first_summary["wall_hours"]
+    assert last_row["tflops"] > 0 and not {"mfu", "energy_kwh", "gpu_hours"} & last_row.keys()
 
-    # a run that is done is left as it is
+    # Starting a finished run again does not change its summary.
     assert command("train", config, *SHORT).returncode == 0
-    assert json.loads((folder / "summary.json").read_text()) == first
+    assert json.loads((folder / "summary.json").read_text()) == first_summary
 
-    # the newest checkpoint is lost, with ten steps; their time was used all the same
+    # The newest checkpoint is lost. The time of its ten steps was spent all the same, so it stays in the totals.
     shutil.rmtree(folder / "checkpoints" / "step_00000020")
-    done = command("train", config, *SHORT)
-    assert done.returncode == 0, done.stderr
-    second = json.loads((folder / "summary.json").read_text())
-    again = [row for row in log_of(folder) if row["step"] == 15 and "loss" in row][0]
-    assert again["wall_hours"] > last["wall_hours"], "rows go on from those that were cut"
-    assert second["wall_hours"] > again["wall_hours"] and second["samples"] == 80
+    result = command("train", config, *SHORT)
+    assert result.returncode == 0, result.stderr
+    second_summary = json.loads((folder / "summary.json").read_text())
+    repeated_row = [row for row in read_log(folder) if row["step"] == 15 and "loss" in row][0]
+    assert repeated_row["wall_hours"] > last_row["wall_hours"], "rows go on from those that were cut"
+    assert second_summary["wall_hours"] > repeated_row["wall_hours"] and second_summary["samples"] == 80
     meta = json.loads((folder / "checkpoints" / "step_00000020" / "meta.json").read_text())
-    assert meta["progression"]["spent"]["wall_hours"] > last["wall_hours"]
+    assert meta["progression"]["spent"]["wall_hours"] > last_row["wall_hours"]
 
-    # another run that begins from its weights has used nothing yet
+    # A new run that begins with these weights starts its totals at zero.
     assert command("train", config, *SHORT, f"save_loc={small_run}/next", f"trainer.resume={folder}/checkpoints/best",
                    "trainer.max_steps=25").returncode == 0  # fmt: skip
-    third = json.loads((small_run / "next" / "summary.json").read_text())
-    assert third["wall_hours"] < second["wall_hours"] and third["counted_since_step"] == 20
+    new_run_summary = json.loads((small_run / "next" / "summary.json").read_text())
+    assert new_run_summary["wall_hours"] < second_summary["wall_hours"] and new_run_summary["counted_since_step"] == 20
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_has_a_summary(small_run: Path, command) -> None:
+def test_failed_run_has_summary(small_run: Path, command) -> None:
     config, folder = small_run / "config.yml", small_run / "run"
-    # the gradient overflows: it goes back once, and fails the second time
-    astray = ("trainer.learning_rate=1e30", "trainer.grad_max_norm=null", "trainer.max_bad_steps=2")
-    failed = command("train", config, *SHORT, *astray)
+    # The gradient overflows. The run returns to its checkpoint once, and fails the second time.
+    diverging = ("trainer.learning_rate=1e30", "trainer.grad_max_norm=null", "trainer.max_bad_steps=2")
+    failed = command("train", config, *SHORT, *diverging)
     assert failed.returncode == 1 and "GFLOP/s per process" in failed.stderr, failed.stderr
-    first = json.loads((folder / "summary.json").read_text())
-    assert first["steps"] < 20 and first["wall_hours"] > 0
-    # what was used for nothing was used
+    failed_summary = json.loads((folder / "summary.json").read_text())
+    assert failed_summary["steps"] < 20 and failed_summary["wall_hours"] > 0
+    # The time of the failed attempt stays in the totals.
     assert command("train", config, *SHORT).returncode == 0
-    second = json.loads((folder / "summary.json").read_text())
-    assert second["steps"] == 20 and second["wall_hours"] > first["wall_hours"]
-    assert min(row["wall_hours"] for row in log_of(folder) if "loss" in row) > first["wall_hours"]
+    second_summary = json.loads((folder / "summary.json").read_text())
+    assert second_summary["steps"] == 20 and second_summary["wall_hours"] > failed_summary["wall_hours"]
+    assert min(row["wall_hours"] for row in read_log(folder) if "loss" in row) > failed_summary["wall_hours"]
 
 
 @pytest.mark.parametrize("second_error", [ValueError("no meta device"), CreditError("no FLOPs")])
-def test_what_a_summary_fails_of_does_not_hide_why_the_run_failed(
+def test_error_in_summary_does_not_hide_error_of_run(
     small_run: Path, command, monkeypatch: pytest.MonkeyPatch, second_error: Exception
 ) -> None:
-    def fail(*_: object) -> None:
+    def raise_data_error(*_: object) -> None:
         raise DataError("the field is gone")
 
-    def fail_too(*_: object) -> None:
+    def raise_second_error(*_: object) -> None:
         raise second_error
 
-    monkeypatch.setattr(trainer.Trainer, "_take_steps", fail)
-    monkeypatch.setattr(trainer, "write_partial_summary", fail_too)
+    monkeypatch.setattr(trainer.Trainer, "_take_steps", raise_data_error)
+    monkeypatch.setattr(trainer, "write_partial_summary", raise_second_error)
     failed = command("train", small_run / "config.yml", *SHORT)
     assert failed.returncode == 2 and "the field is gone" in failed.stderr.splitlines()[-1], failed.stderr
     assert json.loads((small_run / "run" / "STATUS").read_text())["reason"] == "the field is gone"
@@ -89,8 +89,10 @@ def test_what_a_summary_fails_of_does_not_hide_why_the_run_failed(
 
 
 @pytest.mark.slow
-def test_the_start_counts(small_run: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand ranks need minutes to find each other."""
+def test_summary_includes_time_to_start_process_group(
+    small_run: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to start the process group counts, because a thousand ranks need minutes to find each other."""
 
     @contextmanager
     def slow_group(*_: object) -> Iterator[None]:
@@ -104,8 +106,8 @@ def test_the_start_counts(small_run: Path, command, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_run_that_stops_to_go_on_has_a_summary(small_run: Path, command) -> None:
-    done = command("train", small_run / "config.yml", *SHORT, "trainer.walltime=1min")
-    assert done.returncode == 85, done.stderr
+def test_run_that_stops_for_requeue_has_summary(small_run: Path, command) -> None:
+    result = command("train", small_run / "config.yml", *SHORT, "trainer.walltime=1min")
+    assert result.returncode == 85, result.stderr
     summary = json.loads((small_run / "run" / "summary.json").read_text())
-    assert summary["steps"] == 1 and "1 of 20, 4 samples" in done.stderr
+    assert summary["steps"] == 1 and "1 of 20, 4 samples" in result.stderr

@@ -1,4 +1,4 @@
-"""credit sweep: stopped in the middle and continued; each trial is the training that its config describes."""
+"""`credit sweep` continues after a stop, and each trial equals a training with the same config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 40
 
 
 @pytest.mark.slow
-def test_stopped_and_continued(
+def test_sweep_continues_after_stop(
     small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_run / "sweep"

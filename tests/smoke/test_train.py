@@ -1,4 +1,4 @@
-"""credit_train: continues exactly, stops in time, and says what is wrong with its input."""
+"""`credit train` continues a run exactly, stops on request, and explains invalid input."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import yaml
 
 from tests.smoke.conftest import write_world
 
-KEPT = ("step", "epoch", "loss", "grad_norm", "lr")
+COMPARED_KEYS = ("step", "epoch", "loss", "grad_norm", "lr")
 
 
 def rows(folder: Path) -> list[tuple]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [tuple(row[key] for key in KEPT) for row in lines if "loss" in row]
+    return [tuple(row[key] for key in COMPARED_KEYS) for row in lines if "loss" in row]
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen:
+def start_training(folder: Path, *overrides: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "credit.cli.main", "train", str(folder / "config.yml"), *overrides],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -49,17 +49,17 @@ def wait_for_row(folder: Path, step: int, process: subprocess.Popen) -> None:
 @pytest.mark.parametrize(
     "extra", [(), ("data.forecast_len=2", "trainer.grad_accum_every=2", "trainer.train_batch_size=2")]
 )
-def test_killed_and_continued_is_the_same_run(small_run: Path, command, extra: tuple[str, ...]) -> None:
-    done = command("train", small_run / "config.yml", f"save_loc={small_run}/one", *extra)
-    assert done.returncode == 0, done.stderr
-    process = start(small_run, f"save_loc={small_run}/two", *extra)
+def test_run_that_is_killed_and_continued_has_same_steps(small_run: Path, command, extra: tuple[str, ...]) -> None:
+    result = command("train", small_run / "config.yml", f"save_loc={small_run}/one", *extra)
+    assert result.returncode == 0, result.stderr
+    process = start_training(small_run, f"save_loc={small_run}/two", *extra)
     wait_for_row(small_run / "two", 25, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     assert (small_run / "two" / "checkpoints" / "step_00000020").is_dir()
-    done = command("train", small_run / "config.yml", f"save_loc={small_run}/two", *extra)
-    assert done.returncode == 0, done.stderr
+    result = command("train", small_run / "config.yml", f"save_loc={small_run}/two", *extra)
+    assert result.returncode == 0, result.stderr
     uninterrupted, continued = rows(small_run / "one"), rows(small_run / "two")
     assert [row[0] for row in uninterrupted] == list(range(1, 41))
     assert continued == uninterrupted
@@ -69,8 +69,10 @@ def test_killed_and_continued_is_the_same_run(small_run: Path, command, extra: t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["signal", "file"])
-def test_stops_in_time_and_goes_on(small_run: Path, command, how: str) -> None:
-    process = start(small_run, "trainer.max_steps=4000", "trainer.validate_every=4000", "trainer.checkpoint_every=4000")
+def test_run_stops_on_request_and_continues(small_run: Path, command, how: str) -> None:
+    process = start_training(
+        small_run, "trainer.max_steps=4000", "trainer.validate_every=4000", "trainer.checkpoint_every=4000"
+    )
     wait_for_row(small_run / "run", 10, process)
     if how == "signal":
         process.send_signal(signal.SIGTERM)
@@ -81,60 +83,60 @@ def test_stops_in_time_and_goes_on(small_run: Path, command, how: str) -> None:
     status = json.loads((small_run / "run" / "STATUS").read_text())
     assert status["status"] == "requeue" and how in status["reason"]
     step = status["step"]
-    done = command("train", small_run / "config.yml", f"trainer.max_steps={step + 3}")
-    assert done.returncode == 0, done.stderr
+    result = command("train", small_run / "config.yml", f"trainer.max_steps={step + 3}")
+    assert result.returncode == 0, result.stderr
     assert [row[0] for row in rows(small_run / "run")] == list(range(1, step + 4))
 
 
 @pytest.mark.slow
-def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
+def test_continuing_with_a_different_model_or_data_is_refused(small_run: Path, command) -> None:
     config = small_run / "config.yml"
-    short = ("trainer.max_steps=2", "trainer.validate_every=2")
-    assert command("train", config, *short).returncode == 0
-    for override, says in (
+    short_run = ("trainer.max_steps=2", "trainer.validate_every=2")
+    assert command("train", config, *short_run).returncode == 0
+    for override, message in (
         ("model.dim=[16,32,64,128]", "model.dim: [8, 16, 32, 64] in the checkpoint"),
         ("model.residual=false", "model.residual: True in the checkpoint"),
         ("data.levels=[850]", "channels that differ"),
         ("trainer.resume=never", "would be lost"),
     ):
-        done = command("train", config, "trainer.max_steps=4", override)
-        assert done.returncode in (1, 2) and says in done.stderr, (override, done.stderr)
-        assert "Traceback" not in done.stderr
+        result = command("train", config, "trainer.max_steps=4", override)
+        assert result.returncode in (1, 2) and message in result.stderr, (override, result.stderr)
+        assert "Traceback" not in result.stderr
     assert [row[0] for row in rows(small_run / "run")] == [1, 2]
-    # Another batch of a rank is no other run: the samples of a step stay those of the checkpoint.
-    done = command("train", config, "trainer.max_steps=4", "trainer.train_batch_size=3")
-    assert done.returncode == 0 and "4 samples per step" in done.stderr, done.stderr
+    # A different batch size of a rank is allowed: the number of samples per step stays that of the checkpoint.
+    result = command("train", config, "trainer.max_steps=4", "trainer.train_batch_size=3")
+    assert result.returncode == 0 and "4 samples per step" in result.stderr, result.stderr
 
 
 @pytest.mark.slow
-def test_a_start_with_a_wrong_config_ends_a_requeued_run(small_run: Path, command) -> None:
-    """Else a script that submits itself while STATUS says requeue would do so for ever."""
+def test_start_with_wrong_config_ends_requeued_run(small_run: Path, command) -> None:
+    """A job script submits itself again while STATUS is requeue, so a start that cannot succeed must end that."""
     config, path = small_run / "config.yml", small_run / "run" / "STATUS"
     assert command("train", config, "trainer.max_steps=2", "trainer.validate_every=2").returncode == 0
-    done = json.loads(path.read_text())
-    wrong = ("trainer.max_steps=4", "trainer.monitor=nothing")
-    assert command("train", config, *wrong).returncode == 2
-    assert json.loads(path.read_text()) == done, "a wrong start takes nothing from a run that is done"
+    done_status = json.loads(path.read_text())
+    wrong_overrides = ("trainer.max_steps=4", "trainer.monitor=nothing")
+    assert command("train", config, *wrong_overrides).returncode == 2
+    assert json.loads(path.read_text()) == done_status, "a wrong start takes nothing from a run that is done"
     for state in ("requeue", "running"):
-        path.write_text(json.dumps({**done, "status": state}))
-        assert command("train", config, *wrong).returncode == 2
+        path.write_text(json.dumps({**done_status, "status": state}))
+        assert command("train", config, *wrong_overrides).returncode == 2
         status = json.loads(path.read_text())
         assert (status["status"], status["step"]) == ("failed", 2) and "trainer.monitor" in status["reason"], status
-    path.write_text(json.dumps({**done, "status": "requeue"}))
+    path.write_text(json.dumps({**done_status, "status": "requeue"}))
     for expected in ("requeue", "failed"):
-        # an error of checkpoints may pass, but not one that repeats
+        # A checkpoint error may be temporary, so the run fails only when the same error repeats.
         assert command("train", config, "trainer.max_steps=4", "model.residual=false").returncode == 1
         status = json.loads(path.read_text())
         assert (status["status"], status["step"]) == (expected, 2) and "model.residual" in status["reason"], status
 
 
 @pytest.mark.slow
-def test_the_model_learns_something_and_forecasts(small_run: Path, command) -> None:
-    """Train, forecast, score; the waves travel, so the model must beat persistence."""
+def test_trained_model_beats_persistence(small_run: Path, command) -> None:
+    """The waves travel, so a trained model must have a smaller error than persistence."""
     config = small_run / "config.yml"
-    for name, extra in (("check", ()), ("train", ("trainer.max_steps=150",)), ("rollout", ()), ("verify", ())):
-        done = command(name, config, *extra)
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+    for name, overrides in (("check", ()), ("train", ("trainer.max_steps=150",)), ("rollout", ()), ("verify", ())):
+        result = command(name, config, *overrides)
+        assert result.returncode == 0, f"{name}: {result.stdout}{result.stderr}"
     with open(small_run / "run" / "scores.csv", newline="") as handle:
         table = list(csv.DictReader(handle))
     header = ["forecast", "variable", "level", "level_units", "region", "season"]
@@ -151,25 +153,25 @@ def test_the_model_learns_something_and_forecasts(small_run: Path, command) -> N
 
     assert rmse("model") < rmse("persistence")
     assert (small_run / "run" / "report.html").stat().st_size > 50_000
-    again = command("rollout", config)
-    assert "0 forecasts written" in again.stdout
+    second_rollout = command("rollout", config)
+    assert "0 forecasts written" in second_rollout.stdout
 
 
-def nan_at(array: np.ndarray) -> np.ndarray:
+def copy_with_nan(array: np.ndarray) -> np.ndarray:
     array = array.copy()
     array[30, 4, 7] = np.nan
     return array
 
 
-def bad_value(world: Path) -> None:
+def write_data_with_nan(world: Path) -> None:
     import xarray as xr
 
     with xr.open_dataset(world, decode_times=False) as data:
-        t2m = nan_at(data.t2m.values)
+        t2m = copy_with_nan(data.t2m.values)
     write_world(world, t2m=(("time", "latitude", "longitude"), t2m, {"units": "K"}))
 
 
-BAD_INPUT = {
+INVALID_INPUTS = {
     "unknown key": (["trainer.max_step=3"], None, 'did you mean "max_steps"'),
     "wrong type": (["trainer.amp=maybe"], None, "trainer.amp: 'maybe'"),
     "window": (["model.local_window_size=[3,2,1,1]"], None, "model.padding"),
@@ -178,24 +180,24 @@ BAD_INPUT = {
     "missing level": (["data.levels=[850,700]"], None, "700"),
     "no truth": (["data.splits.test=[2001-01-01,2001-02-01]"], None, "data.splits.test"),
     "gap": (["data.timestep=3h"], None, "gap"),
-    "nan": ([], bad_value, "t2m"),
+    "nan": ([], write_data_with_nan, "t2m"),
     "truncated": ([], lambda world: world.write_bytes(world.read_bytes()[:5000]), "data.nc"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("case", INVALID_INPUTS)
 def test_bad_input_has_one_clear_message(small_run: Path, command, case: str) -> None:
-    overrides, damage, says = BAD_INPUT[case]
+    overrides, damage, message = INVALID_INPUTS[case]
     if damage:
         damage(small_run / "data.nc")
-    # the test period matters to rollout alone
+    # Only rollout reads the test period.
     name = "rollout" if case == "no truth" else "train"
     if name == "rollout":
         assert command("train", small_run / "config.yml", "trainer.max_steps=1").returncode == 0
-    done = command(name, small_run / "config.yml", *overrides)
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    result = command(name, small_run / "config.yml", *overrides)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr and "Traceback" not in result.stderr, result.stderr
     if name == "train":
         assert not list(small_run.glob("run/checkpoints/*"))
 
@@ -205,8 +207,8 @@ def test_bad_input_has_one_clear_message(small_run: Path, command, case: str) ->
 def test_other_calendars(small_run: Path, command, calendar: str) -> None:
     write_world(small_run / "data.nc", calendar=calendar)
     for name, extra in (("train", ("trainer.max_steps=2",)), ("rollout", ()), ("verify", ())):
-        done = command(name, small_run / "config.yml", *extra)
-        assert done.returncode == 0, f"{name}: {done.stderr}"
+        result = command(name, small_run / "config.yml", *extra)
+        assert result.returncode == 0, f"{name}: {result.stderr}"
 
 
 @pytest.mark.slow
@@ -216,15 +218,15 @@ def test_store_and_sources_train_alike(small_run: Path, command) -> None:
     assert missing.returncode == 2 and "credit preprocess" in missing.stderr
     assert command("preprocess", config, store).returncode == 0
     for name, extra in (("stored", (store,)), ("direct", ())):
-        done = command("train", config, "trainer.max_steps=3", f"save_loc={small_run}/{name}", *extra)
-        assert done.returncode == 0, done.stderr
+        result = command("train", config, "trainer.max_steps=3", f"save_loc={small_run}/{name}", *extra)
+        assert result.returncode == 0, result.stderr
     assert rows(small_run / "stored") == rows(small_run / "direct")
 
 
 def test_read_only_save_loc(small_run: Path, command) -> None:
     (small_run / "file").write_text("")
-    done = command("train", small_run / "config.yml", f"save_loc={small_run}/file/run")
-    assert done.returncode == 2 and "save_loc" in done.stderr, done.stderr
+    result = command("train", small_run / "config.yml", f"save_loc={small_run}/file/run")
+    assert result.returncode == 2 and "save_loc" in result.stderr, result.stderr
 
 
 def test_init_and_help(command) -> None:
@@ -234,5 +236,5 @@ def test_init_and_help(command) -> None:
     assert yaml.safe_load(written.stdout)["experiment"] == "quickstart"
     assert 'did you mean "quickstart"' in command("init", "quickstar").stderr
     for name in ("init", "check", "preprocess", "train", "rollout", "verify", "convert"):
-        done = command(name, "--help")
-        assert done.returncode == 0 and f"credit {name}" in done.stdout
+        result = command(name, "--help")
+        assert result.returncode == 0 and f"credit {name}" in result.stdout

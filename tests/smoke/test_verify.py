@@ -1,4 +1,4 @@
-"""credit verify: without files, and of two runs."""
+"""`credit verify` without forecast files, of two runs, and of periods that the weights were trained on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from credit.forecast.io.forecast_reader import open_forecasts
 
 
 def prepare_two_runs(folder: Path) -> str:
-    """Train two runs, make their forecasts and return the config file of the first; the second is in `second`.
+    """Train two runs, write their forecasts and return the config file of the first run. The second is in `second`.
 
-    The config has an event, and SEEPS, for which the waves' rain stands.
+    The config has an event, and SEEPS of the variable rain.
     """
     path = folder / "config.yml"
     document = yaml.safe_load(path.read_text())
@@ -38,41 +38,41 @@ def read_figures(run: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.slow
-def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
+def test_scores_without_files_and_against_second_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     config = prepare_two_runs(small_run)
     run = small_run / "run"
     animated_channel = open_forecasts(run / "forecasts").channel_names[0]
-    drawn = ("verification.draw_figures=true", f"verification.animate=[{animated_channel}]")
-    assert main(["verify", config, *drawn]) == 0
+    figure_options = ("verification.draw_figures=true", f"verification.animate=[{animated_channel}]")
+    assert main(["verify", config, *figure_options]) == 0
     scores_of_files = (run / "scores.csv").read_bytes()
     figures_of_files = read_figures(run)
     assert {path.name.split("_")[0] for path in figures_of_files} >= {"maps", "hovmoeller", "animation"}
     assert sum(path.name.startswith("hovmoeller_latitude_") for path in figures_of_files) > 1
     assert b",brier_skill:warm," in scores_of_files and b",seeps," in scores_of_files
 
-    # Forecasts that are made while scoring give the same scores and figures.
+    # Forecasts that are computed while scoring give the same scores and figures.
     (run / "scores.csv").unlink()
     for path in (run / "forecasts").iterdir():
         path.unlink()
-    assert main(["verify", config, *drawn, "--online"]) == 0
+    assert main(["verify", config, *figure_options, "--online"]) == 0
     assert (run / "scores.csv").read_bytes() == scores_of_files
     assert read_figures(run) == figures_of_files
     capsys.readouterr()
 
-    # Without figures, those of the verification before are removed, and the scores are the same.
+    # Without figures, those of the previous verification are removed, and the scores are the same.
     assert main(["verify", config, "--online"]) == 0
     assert (run / "scores.csv").read_bytes() == scores_of_files
     assert not read_figures(run) and (run / "report.html").exists()
     capsys.readouterr()
 
-    # The first run has no files left; the second is named by its folder.
+    # The first run has no forecast files any more. The second run is named by its folder.
     assert main(["verify", config, str(small_run / "second"), "--online"]) == 0
     output = capsys.readouterr().out
     assert "Ratio: small / second_try" in output and "against_second_try" in output
-    # The scores of the first run stay as they were.
+    # The comparison does not change the scores of the first run.
     assert (run / "scores.csv").read_bytes() == scores_of_files
     require_consistent_comparison(run)
-    require_json_of_namesakes(small_run, config, capsys)
+    require_json_names_second_run_by_folder(small_run, config, capsys)
     require_errors_about_the_second_run(small_run, config, capsys)
 
 
@@ -94,8 +94,8 @@ def require_consistent_comparison(run: Path) -> None:
     assert "second_try" in (folder / "report.html").read_text()
 
 
-def require_json_of_namesakes(small_run: Path, config: str, capsys: pytest.CaptureFixture) -> None:
-    """Assert that a second run of the same experiment is named by its folder, here in the JSON document."""
+def require_json_names_second_run_by_folder(small_run: Path, config: str, capsys: pytest.CaptureFixture) -> None:
+    """Assert that the JSON document names a second run of the same experiment by its folder."""
     experiment = yaml.safe_load((small_run / "second" / "config.yml").read_text())["experiment"]
     capsys.readouterr()
     namesake = f"experiment={experiment}"
@@ -107,9 +107,9 @@ def require_json_of_namesakes(small_run: Path, config: str, capsys: pytest.Captu
 
 
 def require_errors_about_the_second_run(small_run: Path, config: str, capsys: pytest.CaptureFixture) -> None:
-    """Assert that what is not a second run, or too many of them, is refused with a message."""
+    """Assert that an invalid second run, or more than one, is refused with a message."""
     second = str(small_run / "second")
-    # Longer than names of files can be.
+    # This argument is longer than a file name can be, which must not cause an error of its own.
     times = ", ".join(f"2000-02-{day:02d}T00:00:00" for day in range(9, 25))
     (small_run / "lr=0.1").mkdir()
     for arguments, messages in (
@@ -126,54 +126,59 @@ def require_errors_about_the_second_run(small_run: Path, config: str, capsys: py
         assert all(message in error for message in messages), error
 
 
-def test_what_a_forecast_has_seen_is_not_scored_and_other_weights_are_named(small_run: Path, command: Callable) -> None:
-    """A run whose config changes, and one whose folder gets another run's forecasts; the periods go on to runs that
-    begin with its weights.
+def test_seen_periods_are_not_scored_and_other_weights_are_named(small_run: Path, command: Callable) -> None:
+    """Test periods that overlap with training are refused, and the report names forecasts of other weights.
+
+    A run that begins with weights of another run inherits the periods that those weights were trained on.
     """
     config, run, second = small_run / "config.yml", small_run / "run", small_run / "second"
-    tuned = (f"save_loc={second}", "experiment=second", f"trainer.resume={run / 'checkpoints' / 'latest'}",
-             "trainer.max_steps=4", 'data.splits.valid=["2000-02-01","2000-02-05"]')  # fmt: skip
-    for own in (("trainer.max_steps=3",), tuned):
+    tuned_overrides = (f"save_loc={second}", "experiment=second", f"trainer.resume={run / 'checkpoints' / 'latest'}",
+                       "trainer.max_steps=4", 'data.splits.valid=["2000-02-01","2000-02-05"]')  # fmt: skip
+    for overrides in (("trainer.max_steps=3",), tuned_overrides):
         for name in ("train", "rollout"):
-            done = command(name, config, *own)
-            assert done.returncode == 0, done.stderr
-    raw = yaml.safe_load(config.read_text())["data"]["splits"]
-    periods = {name: f"{raw[name][0]}T00:00/{raw[name][1]}T23:59" for name in ("train", "valid")}
-    with xr.open_dataset(next((run / "forecasts").glob("*.nc"))) as first:
-        assert first.attrs["seen_periods"] == ", ".join(periods.values())
-    with xr.open_dataset(next((second / "forecasts").glob("*.nc"))) as tuned_one:
-        assert tuned_one.attrs["seen_periods"] == ", ".join([*periods.values(), "2000-02-01T00:00/2000-02-05T23:59"])
+            result = command(name, config, *overrides)
+            assert result.returncode == 0, result.stderr
+    splits = yaml.safe_load(config.read_text())["data"]["splits"]
+    periods = {name: f"{splits[name][0]}T00:00/{splits[name][1]}T23:59" for name in ("train", "valid")}
+    with xr.open_dataset(next((run / "forecasts").glob("*.nc"))) as run_forecast:
+        assert run_forecast.attrs["seen_periods"] == ", ".join(periods.values())
+    with xr.open_dataset(next((second / "forecasts").glob("*.nc"))) as tuned_forecast:
+        assert tuned_forecast.attrs["seen_periods"] == ", ".join(
+            [*periods.values(), "2000-02-01T00:00/2000-02-05T23:59"]
+        )
 
-    # earlier periods that leave room for a test period in what the weights were trained on
-    moved = ('data.splits.train=["2000-01-01","2000-01-12"]', 'data.splits.valid=["2000-01-14","2000-01-16"]',
-             'data.splits.test=["2000-01-18","2000-01-24"]')  # fmt: skip
-    for how in ((), ("--online",)):
-        done = command("verify", config, *moved, *how)
-        assert done.returncode == 2
-        assert "data.splits.test 2000-01-18T00:00..2000-01-24T23:59" in done.stderr
-        assert f"trained or selected on {periods['train'].replace('/', ' to ')}" in done.stderr
-        assert "data.splits.test=[FIRST,LAST]" in done.stderr
-    done = command("check", config, 'data.splits.valid=["2000-01-30","2000-01-31"]',
-                   'data.splits.test=["2000-02-03","2000-02-19"]')  # fmt: skip
-    assert done.returncode != 0 and "has seen a part of this period" in done.stdout + done.stderr
+    # The earlier periods leave room for a test period inside the period that the weights were trained on.
+    earlier_periods = ('data.splits.train=["2000-01-01","2000-01-12"]', 'data.splits.valid=["2000-01-14","2000-01-16"]',
+                       'data.splits.test=["2000-01-18","2000-01-24"]')  # fmt: skip
+    for options in ((), ("--online",)):
+        result = command("verify", config, *earlier_periods, *options)
+        assert result.returncode == 2
+        assert "data.splits.test 2000-01-18T00:00..2000-01-24T23:59" in result.stderr
+        assert f"trained or selected on {periods['train'].replace('/', ' to ')}" in result.stderr
+        assert "data.splits.test=[FIRST,LAST]" in result.stderr
+    result = command("check", config, 'data.splits.valid=["2000-01-30","2000-01-31"]',
+                     'data.splits.test=["2000-02-03","2000-02-19"]')  # fmt: skip
+    assert result.returncode != 0 and "has seen a part of this period" in result.stdout + result.stderr
 
-    done = command("verify", config, *moved, "--online", "verification.allow_seen=true")
-    told = f"Trained or selected on a part of the test period: model on {periods['train'].replace('/', ' to ')}"
-    assert done.returncode == 0 and told in done.stdout and told in done.stderr
-    assert told in (run / "report.html").read_text()
+    result = command("verify", config, *earlier_periods, "--online", "verification.allow_seen=true")
+    warning = f"Trained or selected on a part of the test period: model on {periods['train'].replace('/', ' to ')}"
+    assert result.returncode == 0 and warning in result.stdout and warning in result.stderr
+    assert warning in (run / "report.html").read_text()
 
-    # forecasts of this run, of an earlier checkpoint of its own, of another run
+    # Forecasts of this run, of the checkpoint in inference.checkpoint, and of another run.
     assert command("verify", config).returncode == 0
     assert "made with the weights" not in (report := (run / "report.html").read_text())
     assert "steps, last loss" in report and periods["train"] in report
-    done = command("verify", config, f"inference.checkpoint={second / 'checkpoints' / 'latest'}")
-    assert done.returncode == 0 and "inference.checkpoint" in done.stderr and "uses that checkpoint" in done.stderr
+    result = command("verify", config, f"inference.checkpoint={second / 'checkpoints' / 'latest'}")
+    assert (
+        result.returncode == 0 and "inference.checkpoint" in result.stderr and "uses that checkpoint" in result.stderr
+    )
     assert "steps, last loss" in (run / "report.html").read_text()
-    done = command("verify", config, f"inference.folder={second / 'forecasts'}")
-    assert done.returncode == 0 and "step 4 of second. No checkpoint in" in done.stderr
+    result = command("verify", config, f"inference.folder={second / 'forecasts'}")
+    assert result.returncode == 0 and "step 4 of second. No checkpoint in" in result.stderr
     assert "contains these weights" in (report := (run / "report.html").read_text())
     assert "steps, last loss" not in report and ">second<" in report
 
     other = f"verification.other_forecasts={{tuned: {second / 'forecasts'}}}"
-    done = command("verify", config, other, *moved)
-    assert done.returncode == 2 and "verification.other_forecasts.tuned" in done.stderr
+    result = command("verify", config, other, *earlier_periods)
+    assert result.returncode == 2 and "verification.other_forecasts.tuned" in result.stderr

@@ -1,4 +1,4 @@
-"""A FieldReader over fields made on the fly."""
+"""FieldReader whose fields are computed by a function."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def make_grid(rows: int = 12, columns: int = 24, poles: bool = False) -> LatLonG
 
 
 class AnalyticReader:
-    """Fields of a function ``(minutes, channel index) -> (H, W)``.
+    """Reader of fields of a function ``(minutes, channel index) -> (H, W)``.
 
-    It has what `credit.data.reader.FieldReader` has.
+    It follows the protocol `credit.data.reader.FieldReader`.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class AnalyticReader:
         """Yield the fields of several times."""
         return map(self.read, indices)
 
-    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
-        """Bring the fields of one time to their places."""
-        scatter_fields(self.read(index), places)
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the fields of one time into the arrays `targets`."""
+        scatter_fields(self.read(index), targets)
 
     def static(self) -> np.ndarray:
         """Return the static fields: zeros."""
         return np.zeros((len(self.channels.static_stored), *self.grid.shape), dtype=np.float32)
 
     def index_of(self, minutes: int) -> int | None:
-        """Return where a time is, None where it is not."""
+        """Return the index of a time, or None if the reader does not have it."""
         match = np.flatnonzero(self.times == minutes)
         return int(match[0]) if len(match) else None

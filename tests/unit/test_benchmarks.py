@@ -1,4 +1,4 @@
-"""Benchmarks refuse at once what would measure nothing; what they measure is not for tests."""
+"""Benchmarks refuse invalid options, and report errors of a config. Measured values are not tested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED = {
 }
 
 
-def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
+def run_benchmark(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = {"PYTHONPATH": str(repository), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(repository / "benchmarks" / arguments[0]), *arguments[1:]]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -34,24 +34,24 @@ def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_what_measures_nothing_is_refused(arguments: str, repository: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(arguments: str, repository: Path, tmp_path: Path) -> None:
     network = tmp_path / "credit" / "models" / "wxformer" / "crossformer.py"
     network.parent.mkdir(parents=True)
     network.touch()
-    done = run(repository, *(str(tmp_path) if word == "WHEEL" else word for word in arguments.split()))
-    assert done.returncode == 2 and REFUSED[arguments] in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr and not done.stdout
+    process = run_benchmark(repository, *(str(tmp_path) if word == "WHEEL" else word for word in arguments.split()))
+    assert process.returncode == 2 and REFUSED[arguments] in process.stderr, process.stderr
+    assert "Traceback" not in process.stderr and not process.stdout
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_wrong_with_its_config(repository: Path) -> None:
-    done = run(repository, "run.py", "nowhere.yml", "--rounds", "1")
-    assert done.returncode and "nowhere.yml" in done.stderr and "Traceback" not in done.stderr, done.stderr
+def test_missing_config_is_reported(repository: Path) -> None:
+    process = run_benchmark(repository, "run.py", "nowhere.yml", "--rounds", "1")
+    assert process.returncode and "nowhere.yml" in process.stderr and "Traceback" not in process.stderr, process.stderr
 
 
 @pytest.mark.slow
-def test_a_step_is_measured_part_by_part(repository: Path) -> None:
-    done = run(repository, "train_step.py", "--case", "ours", "float32", "--steps", "1")
-    assert not done.returncode, done.stderr
-    results = json.loads(done.stdout)
+def test_parts_of_a_step_are_measured(repository: Path) -> None:
+    process = run_benchmark(repository, "train_step.py", "--case", "ours", "float32", "--steps", "1")
+    assert not process.returncode, process.stderr
+    results = json.loads(process.stdout)
     assert results["forward"].keys() & results["backward"].keys() >= {"embedding", "attention", "feed-forward", "head"}

@@ -1,4 +1,4 @@
-"""Times and durations, against the calendars themselves."""
+"""Times and durations, compared with the standard library and cftime."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def test_durations(text: str, minutes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "6 weeks", "-6h", "0h", "0.3min", "h", "6h30"])
-def test_durations_that_are_none(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="data.timestep"):
         parse_duration(text, "data.timestep")
 
 
-def test_durations_are_written_back() -> None:
+def test_durations_are_formatted() -> None:
     for minutes in (30, 60, 360, 1440, 90):
         assert parse_duration(format_duration(minutes)) == minutes
     assert format_duration(360) == "6h" and format_duration(90) == "90min"
 
 
-def test_minutes_are_counted_as_the_standard_library_counts() -> None:
+def test_minutes_equal_those_of_the_standard_library() -> None:
     epoch = datetime.datetime(1900, 1, 1)
     for text in ("1850-06-01T00:00", "1900-03-01T00:00", "2000-02-29T18:00", "2024-12-31T23:59"):
         expected = (datetime.datetime.fromisoformat(text) - epoch).total_seconds() / 60
@@ -48,27 +48,27 @@ def test_the_length_of_the_year_2000(calendar_name: str, days: int) -> None:
 
 
 def test_the_day_after_28_february() -> None:
-    after = {name: Calendar(name).format(Calendar(name).parse("2001-02-28") + 1440)[:10] for name in CALENDARS}
-    assert after["standard"] == after["noleap"] == after["julian"] == "2001-03-01"
-    assert after["all_leap"] == after["360_day"] == "2001-02-29"
+    next_day = {name: Calendar(name).format(Calendar(name).parse("2001-02-28") + 1440)[:10] for name in CALENDARS}
+    assert next_day["standard"] == next_day["noleap"] == next_day["julian"] == "2001-03-01"
+    assert next_day["all_leap"] == next_day["360_day"] == "2001-02-29"
 
 
 def test_aliases_and_unknown_calendars() -> None:
     assert Calendar("gregorian") == Calendar() and Calendar("365_day") == Calendar("noleap")
     with pytest.raises(DataError, match='"360day" is not a CF calendar; did you mean "360_day"'):
         Calendar("360day")
-    # the nearest name may be another name of a calendar
+    # The proposed name may be an alias of a calendar.
     with pytest.raises(DataError, match='"365_days" is not a CF calendar; did you mean "365_day"'):
         Calendar("365_days")
 
 
 @pytest.mark.parametrize("text", ["2001-02-29", "2001-13-01", "01-02-2001", "2001-01-01T25:00", "soon", "2001-01"])
-def test_text_that_is_no_time(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="data.splits.train"):
         Calendar().parse(text, "data.splits.train")
 
 
-def test_seconds_are_refused_but_at_the_end_of_a_period() -> None:
+def test_seconds_are_refused_except_at_the_end_of_a_period() -> None:
     for text in ("2000-01-01T06:00:30", "1850-01-01T06:00:30"):
         with pytest.raises(ConfigError, match='inference.initial_times: ".*" is not a whole minute.* 30 seconds'):
             Calendar().parse(text, "inference.initial_times")
@@ -105,7 +105,7 @@ def test_cf_times(values: list, units: str, calendar_name: str, expected: list[s
 
 @pytest.mark.parametrize("name", CALENDARS)
 @pytest.mark.parametrize("units", ["hours since 1500-03-01", "days since 1850-01-01", "seconds since 1970-01-01 12:30"])
-def test_many_times_are_those_of_cftime(name: str, units: str) -> None:
+def test_decoded_times_equal_those_of_cftime(name: str, units: str) -> None:
     per_day = {"hours": 24, "days": 1, "seconds": 86400}[units.split()[0]]
     minutes = np.random.default_rng(0).integers(-(10**7), 10**7, (100, 2))
     values = minutes * per_day / 1440
@@ -113,13 +113,13 @@ def test_many_times_are_those_of_cftime(name: str, units: str) -> None:
     np.testing.assert_array_equal(Calendar(name).minutes_from_cf(values, units), np.rint(expected.astype(float)))
 
 
-def test_units_that_cannot_be_decoded() -> None:
+def test_unknown_time_units_are_refused() -> None:
     with pytest.raises(DataError, match='"fortnights since 2000-01-01"'):
         Calendar().minutes_from_cf(np.array([1.0]), "fortnights since 2000-01-01")
 
 
 @pytest.mark.parametrize("calendar_name", CALENDARS)
-def test_the_fraction_of_the_year(calendar_name: str) -> None:
+def test_year_fraction(calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
     begin, end = calendar.parse("2004-01-01"), calendar.parse("2005-01-01")
     times = np.array([[begin, end - 1], [(begin + end) // 2, end]])
@@ -129,15 +129,15 @@ def test_the_fraction_of_the_year(calendar_name: str) -> None:
 
 
 @pytest.mark.parametrize("calendar_name", CALENDARS)
-def test_the_fraction_of_the_year_as_cftime_has_it(calendar_name: str) -> None:
+def test_year_fraction_equals_that_of_cftime(calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
-    anywhere = np.random.default_rng(0).integers(-500 * 525_960, 500 * 525_960, 200)
+    random_times = np.random.default_rng(0).integers(-500 * 525_960, 500 * 525_960, 200)
     # The first minute of a year, and the last one of the year before.
-    edges = []
+    year_edges = []
     for year in (1600, 1900, 1999, 2000, 2001, 2400):
         new_year = calendar.parse(f"{year}-01-01")
-        edges += [new_year - 1, new_year]
-    times = np.concatenate([anywhere, edges])
+        year_edges += [new_year - 1, new_year]
+    times = np.concatenate([random_times, year_edges])
     expected = []
     for minutes in times.tolist():
         year = calendar.datetime(minutes).year
@@ -146,7 +146,7 @@ def test_the_fraction_of_the_year_as_cftime_has_it(calendar_name: str) -> None:
     np.testing.assert_array_equal(calendar.year_fraction(times), expected)
 
 
-def test_the_fraction_of_the_day() -> None:
+def test_day_fraction() -> None:
     calendar = Calendar()
     times = np.array([calendar.parse("1899-12-31T18:00"), calendar.parse("2000-01-01T06:00")])
     np.testing.assert_allclose(calendar.day_fraction(times), [0.75, 0.25])

@@ -1,4 +1,4 @@
-"""The hint at what a user may have meant."""
+"""Hints at names that a user may have meant."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from credit.errors import did_you_mean
         ("xyz", [], ""),
     ],
 )
-def test_the_nearest_is_named_or_all(name: str, choices: list[str], hint: str) -> None:
+def test_hint_names_the_nearest_or_all_choices(name: str, choices: list[str], hint: str) -> None:
     assert did_you_mean(name, choices) == hint

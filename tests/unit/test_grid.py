@@ -11,15 +11,15 @@ from credit.grid import LatLonGrid
 EQUIANGULAR = (np.arange(32) * 5.625 - 87.1875, np.arange(64) * 5.625)
 
 
-def _gaussian(rows: int) -> tuple[np.ndarray, np.ndarray]:
+def compute_gaussian_latitudes(rows: int) -> tuple[np.ndarray, np.ndarray]:
     sine, weights = np.polynomial.legendre.leggauss(rows)
     return np.rad2deg(np.arcsin(sine)), weights
 
 
 @pytest.mark.parametrize("rows", ["up", "down"])
 @pytest.mark.parametrize("start", [0.0, -180.0, 2.8125, -177.1875])
-def test_any_order_comes_out_north_to_south_and_eastward(rows: str, start: float) -> None:
-    """A field that is its own position is carried to where the grid says."""
+def test_fields_are_reordered_to_north_to_south_and_eastward(rows: str, start: float) -> None:
+    """The values of the field encode latitude and longitude, so wrong positions are visible."""
     lat = EQUIANGULAR[0] if rows == "up" else EQUIANGULAR[0][::-1]
     lon = EQUIANGULAR[1] + start
     field = lat[:, None] * 1000 + np.mod(lon, 360.0)
@@ -31,9 +31,9 @@ def test_any_order_comes_out_north_to_south_and_eastward(rows: str, start: float
     assert orientation.apply(field).flags.c_contiguous
 
 
-def test_a_longitude_that_rounds_to_0_is_0() -> None:
+def test_longitude_near_0_is_0() -> None:
     lon = np.arange(-180.0, 180.0, 0.25)
-    lon[720] = -7.6e-6  # as sums in float32 leave it
+    lon[720] = -7.6e-6  # Rounding error of sums in float32.
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 721), lon)
     assert grid.lon[0] == 0.0 and grid.lon[1] == 0.25
 
@@ -58,16 +58,16 @@ def test_areas_without_pole_points_are_proportional_to_the_cosine() -> None:
 
 
 def test_areas_of_a_gaussian_grid_are_near_gausss_weights() -> None:
-    lat, weights = _gaussian(64)
+    lat, weights = compute_gaussian_latitudes(64)
     grid, _ = LatLonGrid.from_coords(lat, np.arange(128) * 360 / 128)
     ratio = grid.area_weights().sum(axis=1) / (weights / 2)
     np.testing.assert_allclose(ratio[1:-1], 1.0, rtol=2e-3)
-    np.testing.assert_allclose(ratio[[0, -1]], 1.058, rtol=2e-3)  # edges half way between rows widen the polar cap
+    np.testing.assert_allclose(ratio[[0, -1]], 1.058, rtol=2e-3)  # Edges halfway between rows widen the polar cap.
     assert grid.area_weights().sum() == pytest.approx(1.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("rows", ["up", "down"])
-def test_areas_from_the_files_bounds(rows: str) -> None:
+def test_areas_from_latitude_bounds(rows: str) -> None:
     lat = np.array([-75.0, -30.0, 10.0, 60.0])
     edges = np.array([-90.0, -60.0, 0.0, 20.0, 90.0])
     bounds = np.stack([edges[:-1], edges[1:]], axis=1)
@@ -95,7 +95,7 @@ def test_areas_from_the_files_bounds(rows: str) -> None:
         (np.zeros((2, 2)), EQUIANGULAR[1], "latitude must be a 1-D coordinate"),
     ],
 )
-def test_grids_that_are_refused(lat: np.ndarray, lon: np.ndarray, message: str) -> None:
+def test_invalid_grids_are_refused(lat: np.ndarray, lon: np.ndarray, message: str) -> None:
     with pytest.raises(DataError, match=f"data.nc: .*{message}"):
         LatLonGrid.from_coords(lat, lon, origin="data.nc")
 
@@ -108,7 +108,7 @@ def test_grids_that_are_refused(lat: np.ndarray, lon: np.ndarray, message: str) 
         (lambda b: np.clip(b, -80, 90), "do not reach the poles|do not enclose"),
     ],
 )
-def test_bounds_that_are_refused(change, message: str) -> None:
+def test_invalid_bounds_are_refused(change, message: str) -> None:
     lat = np.array([-67.5, -22.5, 22.5, 67.5])
     bounds = np.stack([lat - 22.5, lat + 22.5], axis=1)
     with pytest.raises(DataError, match=message):
@@ -121,5 +121,5 @@ def test_round_trip_and_difference() -> None:
     assert grid.describe_mismatch(LatLonGrid.from_coords(EQUIANGULAR[0].astype(np.float32), EQUIANGULAR[1])[0]) is None
     shifted, _ = LatLonGrid.from_coords(EQUIANGULAR[0], EQUIANGULAR[1] + 1)
     assert grid.describe_mismatch(shifted) == "longitude 0 is 0 against 1"
-    other, _ = LatLonGrid.from_coords(np.linspace(90, -90, 33), EQUIANGULAR[1])
-    assert grid.describe_mismatch(other) == "32 x 64 cells against 33 x 64"
+    other_grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 33), EQUIANGULAR[1])
+    assert grid.describe_mismatch(other_grid) == "32 x 64 cells against 33 x 64"

@@ -85,11 +85,11 @@ def run_command(arguments: argparse.Namespace) -> int:
     process_info = read_process_info()
     parallelism = config.inference.parallelism
     device = choose_device(config.trainer.device, process_info.local_rank)
-    timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
     with ExitStack() as stack:
         if parallelism.needs_process_group:
+            timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
             stack.enter_context(process_group(process_info, device, timeout_minutes))
-        mesh = build_forecast_mesh(parallelism, process_info, device.type, timeout_minutes)
+        mesh = build_forecast_mesh(parallelism, process_info, device.type)
         make_forecasts(config, arguments.part, process_info, mesh)
     return 0
 

@@ -3,7 +3,7 @@
 torch's own device meshes create more groups. On CPUs, every rank takes part in the creation of all groups, which needs
 thousands of calls on thousands of ranks. On GPUs, the group of each axis gets a second communicator, of gloo, for
 tensors in host memory. In this module, only the group of all ranks has a gloo communicator; Python objects are sent
-through this group (`object_tree`).
+through this group (`object_tree`). All groups have the timeout of the group of all ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
-def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int], timeout_minutes: int | None = None) -> DeviceMesh:
+def build_axis_mesh(device_type: str, axis_sizes: Mapping[str, int]) -> DeviceMesh:
     """Collective: build a mesh of all ranks, like `init_device_mesh`, but with fewer process groups.
 
     Args:
         device_type: ``"cpu"`` or ``"cuda"``.
         axis_sizes: name -> length of each axis; the product of the lengths is the number of ranks.
-        timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
     """
-    with _patch_group_creation(device_type, timeout_minutes):
+    with _patch_group_creation(device_type):
         return init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
 
 
@@ -45,40 +44,44 @@ def merge_mesh_axes(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
         return mesh._flatten(name)
 
 
-def build_group(
-    ranks_GN: torch.Tensor, device_type: str, description: str, timeout_minutes: int | None = None
-) -> dist.ProcessGroup:
+def build_group(ranks_GN: torch.Tensor, device_type: str, description: str) -> dist.ProcessGroup:
     """Collective: divide all ranks into groups and return the process group of this rank.
 
     Args:
         ranks_GN: (G, N) the N ranks of each of the G groups; the array contains every rank of the run once.
         device_type: ``"cpu"`` or ``"cuda"``.
         description: name of the group in reports.
-        timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
     """
     rows = ranks_GN.tolist()
-    timeout = _to_timeout(timeout_minutes)
     if dist.group.WORLD.bound_device_id is not None and ranks_GN.shape[1] > 1:
-        return _split_all_ranks(split_ranks=rows, timeout=timeout, group_desc=description)
+        return _split_all_ranks(split_ranks=rows, timeout=_find_timeout(device_type), group_desc=description)
     rank = dist.get_rank()
     row = next(row for row in rows if rank in row)
-    return _create_group(row, device_type, timeout=timeout, group_desc=description)
+    return _create_group(row, device_type, description)
 
 
-def _to_timeout(minutes: int | None) -> timedelta | None:
-    """Return a timeout as the `timedelta` that torch expects; None for torch's default."""
-    return None if minutes is None else timedelta(minutes=minutes)
+def _find_timeout(device_type: str) -> timedelta | None:
+    """Return the timeout of the group of all ranks, which torch does not pass on to new groups; None if unknown."""
+    backend = dist.group.WORLD._get_backend(torch.device(device_type))
+    # Fake process groups have no options.
+    return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
-def _create_group(ranks: Sequence[int], device_type: str, **options: Any) -> dist.ProcessGroup:
-    """Collective over `ranks`: create a process group of these ranks; `options` are options of `dist.new_group`."""
+def _create_group(ranks: Sequence[int], device_type: str, description: str) -> dist.ProcessGroup:
+    """Collective over `ranks`: create a process group of these ranks."""
     # In a GPU run, the group of all ranks has two backends. The other groups have only the backend for GPUs.
     backend = "nccl" if f"{device_type}:nccl" in dist.get_backend_config() else None
     # With local synchronisation, torch names a group by a hash of its ranks, otherwise by a number. A process with fake
     # groups may represent several ranks, one after the other. DTensor's caches then contain meshes of the previous rank
     # and look up groups by name, so the names must not depend on the rank.
     is_fake = dist.get_backend() == "fake"
-    return dist.new_group(ranks, backend=backend, use_local_synchronization=not is_fake, **options)
+    return dist.new_group(
+        ranks,
+        timeout=_find_timeout(device_type),
+        backend=backend,
+        use_local_synchronization=not is_fake,
+        group_desc=description,
+    )
 
 
 def _split_all_ranks(**options: Any) -> dist.ProcessGroup:
@@ -90,22 +93,21 @@ def _split_all_ranks(**options: Any) -> dist.ProcessGroup:
 
 
 @contextmanager
-def _patch_group_creation(device_type: str, timeout_minutes: int | None = None) -> Iterator[None]:
+def _patch_group_creation(device_type: str) -> Iterator[None]:
     """Context in which torch's device meshes create process groups with the functions of this module.
 
     Each rank then creates only the groups to which it belongs.
     """
-    timeout = _to_timeout(timeout_minutes)
     rank = dist.get_rank()
 
     def create_group(ranks: Sequence[int], group_desc: str, **_: Any) -> dist.ProcessGroup | None:
         # Device meshes call this function for each row of ranks, but use only the group of this rank's row.
         if rank not in ranks:
             return None
-        return _create_group(ranks, device_type, timeout=timeout, group_desc=group_desc)
+        return _create_group(ranks, device_type, group_desc)
 
     def split_group(split_ranks: list[list[int]], group_desc: str, **_: Any) -> dist.ProcessGroup:
-        return build_group(torch.tensor(split_ranks), device_type, group_desc, timeout_minutes)
+        return build_group(torch.tensor(split_ranks), device_type, group_desc)
 
     # Device meshes have no option for other functions, but they look up these two functions in their module.
     torch_functions = (device_mesh.new_group, device_mesh.split_group)

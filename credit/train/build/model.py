@@ -190,9 +190,7 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
     return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_config.model_dump()}})
 
 
-def build_forecast_mesh(
-    conf: ForecastParallelismConfig, process_info: ProcessInfo, device_type: str, timeout_minutes: int | None = None
-) -> DeviceGrid:
+def build_forecast_mesh(conf: ForecastParallelismConfig, process_info: ProcessInfo, device_type: str) -> DeviceGrid:
     """Collective: return the device mesh of the ranks that compute a forecast or an ensemble together.
 
     Args:
@@ -200,7 +198,6 @@ def build_forecast_mesh(
             makes separate forecasts.
         process_info: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
-        timeout_minutes: minutes after which a collective times out; None for torch's default.
 
     Raises:
         ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``domain`` x ``ensemble``.
@@ -228,13 +225,7 @@ def build_forecast_mesh(
         ensemble=conf.ensemble,
         domain=conf.num_domain_ranks,
     )
-    return build_mesh(
-        degrees,
-        process_info.rank,
-        device_type,
-        shares_weights=conf.shares_forecasts,
-        timeout_minutes=timeout_minutes,
-    )
+    return build_mesh(degrees, process_info.rank, device_type, shares_weights=conf.shares_forecasts)
 
 
 def require_compiler(device: torch.device) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from credit.calendar import parse_duration
 from credit.config import Config
 from credit.config.batch_division import divide_global_batch
 from credit.data.reader import FieldReader
@@ -79,8 +78,7 @@ def assemble_training(
     retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     degrees = plan_degrees(config.trainer.parallelism, process_info.world)
-    timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
-    mesh = build_mesh(degrees, process_info.rank, device.type, timeout_minutes=timeout_minutes)
+    mesh = build_mesh(degrees, process_info.rank, device.type)
     require_domain_support(config)
     # Data and assets. The monitor is checked before the statistics are computed, because that can take hours.
     reader, splits = open_training_reader(config)

@@ -11,16 +11,16 @@ from typing import Any
 
 from credit.data.samples.frames import FrameReader
 
-_read_sample = FrameReader.read_sample
+_original_read_sample = FrameReader.read_sample
 
 
-def _recording_read_sample(self: FrameReader, initial: int, *args: Any, as_forecast: bool = False) -> None:
-    # Samples of validations are read as a forecast would read them, and are not of interest here.
+def _record_and_read_sample(self: FrameReader, initial: int, *args: Any, as_forecast: bool = False) -> None:
+    # Validations read their samples as forecasts do. Record only training samples.
     if not as_forecast:
         path = Path(os.environ["READS_FOLDER"]) / f"rank_{os.environ.get('RANK', '0')}"
-        with path.open("a") as lines:
-            lines.write(f"{initial}\n")
-    _read_sample(self, initial, *args, as_forecast=as_forecast)
+        with path.open("a") as reads_file:
+            reads_file.write(f"{initial}\n")
+    _original_read_sample(self, initial, *args, as_forecast=as_forecast)
 
 
-FrameReader.read_sample = _recording_read_sample
+FrameReader.read_sample = _record_and_read_sample

@@ -7,10 +7,10 @@ import os
 from credit.forecast.io.forecast_writer import ForecastWriter
 
 
-def fail(*_: object) -> None:
+def raise_disk_full(*_: object) -> None:
     """Raise the error of a full disk."""
     raise OSError(28, "No space left on device")
 
 
 if os.environ["RANK"] == "1":
-    ForecastWriter.put = fail
+    ForecastWriter.put = raise_disk_full

@@ -1,6 +1,6 @@
 """Plugin (``plugins: [tests.parallel.commands.fake_energy_meter]``) that replaces the GPU energy meter.
 
-Each reading is 100 J times (rank + 1), so that the sum over the ranks shows whether every rank was counted.
+Each reading is 100 J * (rank + 1), so that the sum over the ranks shows if every rank was counted.
 """
 
 from __future__ import annotations

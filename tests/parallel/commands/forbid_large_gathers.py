@@ -1,7 +1,7 @@
-"""Plugin (``plugins: [tests.parallel.commands.forbid_large_gathers]``) that fails where a thousand ranks would.
+"""Plugin (``plugins: [tests.parallel.commands.forbid_large_gathers]``) that refuses what a thousand ranks cannot do.
 
-The results of all ranks may be sent to every rank, so no fields may be among them. Only rank 0 may open
-source files and the description of the store, and list the checkpoints.
+The combined results of all ranks are sent to every rank, so they may not contain fields. Only rank 0 may open source
+files and the description of the store, and list the checkpoints.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ T = TypeVar("T")
 # A field of the tests has 512 numbers.
 MAX_BYTES = 8 * 500
 
-_reduce = RankTree.reduce
+_original_reduce = RankTree.reduce
 
 
 def _reduce_small_values(self: RankTree, value: T, combine: Callable[[T, T], T]) -> T:
     assert len(pickle.dumps(value)) <= MAX_BYTES, f"{value} is gathered"
-    return _reduce(self, value, combine)
+    return _original_reduce(self, value, combine)
 
 
 RankTree.reduce = _reduce_small_values

@@ -1,4 +1,4 @@
-"""Plugin that makes every transfer of a field between two ranks an error; messages of objects are integers."""
+"""Plugin that raises an error if a rank sends a field to another rank. Messages with Python objects are integers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_send = dist.send
+_original_send = dist.send
 
 
 def send_integers(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """Send a tensor, or raise an error if it has numbers of a field."""
+    """Send a tensor, but raise an error if it has floating-point values, as a field has."""
     assert not tensor.is_floating_point(), "a field is sent from rank to rank"
-    _send(tensor, *args, **kwargs)
+    _original_send(tensor, *args, **kwargs)
 
 
 dist.send = send_integers

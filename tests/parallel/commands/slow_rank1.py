@@ -1,4 +1,4 @@
-"""Plugin that makes the forward pass of rank 1 half a second longer, as a slow processor would."""
+"""Plugin that makes the forward pass of rank 1 half a second longer, as a slow processor would do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 from credit.forecast.objectives.base import EncodedBatch, Objective
 
-encode = Objective.encode
+original_encode = Objective.encode
 
 
 def encode_slowly(*args: object) -> EncodedBatch:
     """Wait, then encode the batch."""
     time.sleep(0.5)
-    return encode(*args)
+    return original_encode(*args)
 
 
 if os.environ["RANK"] == "1":

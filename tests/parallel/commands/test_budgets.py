@@ -1,4 +1,4 @@
-"""Budget fixers where ranks split the network: every rank closes the budgets of the whole fields."""
+"""Test of budget fixers with tensor parallelism, in which every rank closes the budgets of the whole fields."""
 
 from __future__ import annotations
 

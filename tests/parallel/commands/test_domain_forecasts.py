@@ -1,4 +1,4 @@
-"""Ranks that divide the fields of a forecast, through the commands: the files and scores of one process."""
+"""Tests that commands on ranks that divide the fields of a forecast give the files and scores of one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINING = (
     "model.noise={kind: cell, channels: 4, memory: [0h, forecast]}", "trainer.valid_samples=4",
     "trainer.validate_every=3",
 )  # fmt: skip
-# Members differ by noise of cells, by bred vectors with norms over the globe, and by factors of tendencies. The three
+# Members differ by noise of cells, by bred vectors, whose norms are over the globe, and by factors of tendencies. Three
 # members in batches of two make two batches.
 FORECASTS = (
     *TRAINING,
@@ -33,8 +33,8 @@ ZARR = "inference.format=zarr"
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an ensemble that was trained on one process, and its forecasts in ``netcdf`` and ``zarr``."""
+def ensemble_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with an ensemble that was trained on one process, and its forecasts in ``netcdf`` and ``zarr``."""
     folder = world(tmp_path_factory.mktemp("ensemble"))
     config = str(folder / "config.yml")
     assert main(["train", config, *TRAINING]) == 0
@@ -44,7 +44,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_on_ranks(num_ranks: int, command: str, folder: Path, *overrides: str) -> str:
-    """Run a command of credit on several ranks and return its output."""
+    """Run a command of `credit` on several ranks and return its output."""
     return launch("credit.cli.main", num_ranks, command, str(folder / "config.yml"), *FORECASTS, *overrides)
 
 
@@ -63,7 +63,7 @@ def require_equal_files(folder: Path, expected_folder: Path) -> None:
 
 
 def require_equal_variables(variable: xr.DataArray, expected: xr.DataArray) -> None:
-    """Require equal dimensions and attributes, and values that differ by 1e-5 of the largest one at most."""
+    """Require equal dimensions and attributes, and values that differ by at most 1e-5 of the largest value."""
     assert variable.dims == expected.dims and variable.attrs == expected.attrs, expected.name
     if expected.dtype != np.float32:
         assert np.array_equal(variable, expected), expected.name
@@ -77,7 +77,7 @@ def require_equal_variables(variable: xr.DataArray, expected: xr.DataArray) -> N
     [
         (2, "netcdf", (DOMAIN,)),
         (4, "netcdf", ("inference.parallelism={domain: 2, tensor: 2, shard: true}",)),
-        # A run whose ranks cannot send fields to each other succeeds.
+        # The plugin shows that ranks do not send fields to each other.
         (
             4,
             "zarr",
@@ -90,31 +90,31 @@ def require_equal_variables(variable: xr.DataArray, expected: xr.DataArray) -> N
     ids=["domain 2", "sharded tensor 2 x domain 2", "ensemble 2 x domain 2"],
 )
 def test_files_are_those_of_one_process(
-    ensemble: Path, num_ranks: int, format: str, overrides: tuple[str, ...]
+    ensemble_folder: Path, num_ranks: int, format: str, overrides: tuple[str, ...]
 ) -> None:
     folder = f"{format}_on_{num_ranks}"
     options = (*overrides, f"inference.format={format}", f"inference.folder={folder}")
-    output = run_on_ranks(num_ranks, "rollout", ensemble, *options)
+    output = run_on_ranks(num_ranks, "rollout", ensemble_folder, *options)
     assert "rank 0: 2 forecasts written" in output and "rank 1:" not in output
-    require_equal_files(ensemble / "run" / folder, ensemble / "run" / format)
+    require_equal_files(ensemble_folder / "run" / folder, ensemble_folder / "run" / format)
 
 
-def test_scores_without_files_are_those_of_one_process(ensemble: Path) -> None:
-    scores = ensemble / "run" / "scores.csv"
-    assert main(["verify", str(ensemble / "config.yml"), *FORECASTS, "--online"]) == 0
+def test_scores_without_files_are_those_of_one_process(ensemble_folder: Path) -> None:
+    scores = ensemble_folder / "run" / "scores.csv"
+    assert main(["verify", str(ensemble_folder / "config.yml"), *FORECASTS, "--online"]) == 0
     expected = pd.read_csv(scores)
     scores.unlink()
-    run_on_ranks(4, "verify", ensemble, "inference.parallelism={domain: 2, ensemble: 2}", "--online")
+    run_on_ranks(4, "verify", ensemble_folder, "inference.parallelism={domain: 2, ensemble: 2}", "--online")
     shared = pd.read_csv(scores)
     assert len(expected) > 100
     pd.testing.assert_frame_equal(shared, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_rank_that_cannot_write_stops_all_ranks_of_a_store(ensemble: Path) -> None:
+def test_rank_that_cannot_write_stops_all_ranks_of_a_store(ensemble_folder: Path) -> None:
     """Both ranks report the error, and no forecast counts as complete."""
     options = (DOMAIN, ZARR, "inference.folder=full")
     with pytest.raises(AssertionError) as failure:
-        run_on_ranks(2, "rollout", ensemble, *options, "plugins=[tests.parallel.commands.fail_on_rank1]")
+        run_on_ranks(2, "rollout", ensemble_folder, *options, "plugins=[tests.parallel.commands.fail_on_rank1]")
     assert str(failure.value).count("credit rollout: [Errno 28] No space left") == 2, failure.value
-    with xr.open_dataset(ensemble / "run" / "full" / "forecasts.zarr", engine="zarr") as store:
+    with xr.open_dataset(ensemble_folder / "run" / "full" / "forecasts.zarr", engine="zarr") as store:
         assert not store["written"].any()

@@ -1,4 +1,4 @@
-"""Ranks that divide the fields of a sample, through ``credit train``: the steps of one process, and a restart."""
+"""Tests of ``credit train`` on ranks that divide the fields of a sample: steps, blocks, refusals and a lost rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 def read_rows(run: Path) -> list[dict]:
-    """Return the rows of a run's log that have a loss or a validation."""
+    """Return the rows of the log of a run that have a loss or a validation."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "loss" in row or row.get("valid")]
 
@@ -39,13 +39,13 @@ def test_steps_and_validation_are_those_of_one_process(tmp_path: Path) -> None:
     for name in ("alone", "divided"):
         (tmp_path / name).mkdir()
         folders.append(world(tmp_path / name))
-    alone, divided = folders
-    assert main(["train", str(alone / "config.yml"), *SETTINGS]) == 0
-    arguments = (str(divided / "config.yml"), *SETTINGS)
+    one_process, two_ranks = folders
+    assert main(["train", str(one_process / "config.yml"), *SETTINGS]) == 0
+    arguments = (str(two_ranks / "config.yml"), *SETTINGS)
     output = launch("credit.cli.main", 2, "train", *arguments, "trainer.parallelism.domain=2", "trainer.max_steps=2")
     assert "each field is divided among 2 ranks" in output
     assert main(["train", *arguments]) == 0
-    rows, expected_rows = read_rows(divided / "run"), read_rows(alone / "run")
+    rows, expected_rows = read_rows(two_ranks / "run"), read_rows(one_process / "run")
     assert len(rows) == len(expected_rows) == 6
     for row, expected in zip(rows, expected_rows, strict=True):
         for key in ("loss", "grad_norm"):
@@ -55,8 +55,8 @@ def test_steps_and_validation_are_those_of_one_process(tmp_path: Path) -> None:
             assert row["valid"][key] == pytest.approx(value, rel=1e-3), key
 
 
-def test_a_store_with_blocks_gives_the_same_steps(tmp_path: Path) -> None:
-    """Two ranks that read their blocks compute what two ranks that read whole fields do; only the latter are warned."""
+def test_store_with_blocks_gives_the_same_steps(tmp_path: Path) -> None:
+    """Two ranks that read blocks take the steps of two ranks that read whole fields. Only the latter are warned."""
     rows_by_name = {}
     for name, blocks in (("whole", 1), ("blocks", 2)):
         (tmp_path / name).mkdir()
@@ -83,7 +83,7 @@ def test_a_store_with_blocks_gives_the_same_steps(tmp_path: Path) -> None:
         (["trainer.parallelism.domain=2", "trainer.preview={}"], "remove preview"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(
+def test_check_refuses_settings_that_do_not_allow_division(
     overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     folder = world(tmp_path)
@@ -93,47 +93,47 @@ def test_what_cannot_be_divided_is_refused(
     assert re.search(message, captured.out + captured.err), captured
 
 
-def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
-    """Without torchrun, which would end the other rank, the lost connection does so."""
+def test_rank_ends_after_another_rank_dies(tmp_path: Path) -> None:
+    """No launcher would end the other rank here, so the lost connection must end it."""
     folder = world(tmp_path)
     overrides = ("trainer.parallelism.domain=2", "plugins=[tests.parallel.commands.die_on_rank1]")
     arguments = ["train", str(folder / "config.yml"), *SETTINGS, *overrides]
-    ranks = start_ranks(2, arguments)
+    processes = start_ranks(2, arguments)
     try:
-        ranks[1].communicate(timeout=300)
-        assert ranks[1].returncode == -signal.SIGKILL
-        output, _ = ranks[0].communicate(timeout=60)
+        processes[1].communicate(timeout=300)
+        assert processes[1].returncode == -signal.SIGKILL
+        output, _ = processes[0].communicate(timeout=60)
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert ranks[0].returncode not in (0, None), output
+        for process in processes:
+            process.kill()
+    assert processes[0].returncode not in (0, None), output
     assert re.search("Connection (closed|reset) by peer", output), output
     # Another start may succeed, so the job script continues the run.
     assert json.loads((folder / "run" / "STATUS").read_text())["status"] == "requeue"
 
 
 def start_ranks(num_ranks: int, arguments: list[str]) -> list[subprocess.Popen]:
-    """Start a command of credit on several ranks, as mpiexec or srun would, and return its processes."""
+    """Start a command of `credit` on several ranks, as mpiexec or srun would, and return its processes."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    shared = {
+    world_variables = {
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
-    ranks = []
+    processes = []
     for rank in range(num_ranks):
         environment = {
             **os.environ,
-            **shared,
+            **world_variables,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "PYTHONPATH": str(REPOSITORY),
         }
         command = [sys.executable, "-m", "credit.cli.main", *arguments]
-        ranks.append(
+        processes.append(
             subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         )
-    return ranks
+    return processes

@@ -1,4 +1,4 @@
-"""Preview forecasts on two ranks have the scores of one process, with forecasts or the network divided."""
+"""Test that preview forecasts on two ranks have the scores of one process, also with tensor parallelism."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.parallel.forked import launch
 
 pytestmark = pytest.mark.slow
 
-# three cases, so that one of two ranks repeats one that does not count
+# Three cases on two ranks, so that one rank repeats a case, which does not count.
 COMMON = (
     "trainer.max_steps=2", "trainer.validate_every=2", "model.attn_dropout=0",
     "trainer.preview={lead_time: 24h, cases: 3, channels: [z500, rain]}",
 )  # fmt: skip
 
 
-def test_two_ranks_see_what_one_process_sees(small_run: Path) -> None:
+def test_previews_on_two_ranks_have_scores_of_one_process(small_run: Path) -> None:
     config = str(small_run / "config.yml")
     assert main(["train", config, *COMMON, "trainer.train_batch_size=8", f"save_loc={small_run}/one"]) == 0
     scores_of_one = read_preview_scores(small_run / "one")
@@ -31,7 +31,7 @@ def test_two_ranks_see_what_one_process_sees(small_run: Path) -> None:
         launch("credit.cli.main", 2, "train", config, *COMMON, *overrides, f"save_loc={small_run}/{name}")
         scores_of_two = read_preview_scores(small_run / name)
         assert scores_of_two.keys() == scores_of_one.keys()
-        # two steps of training lie behind them
+        # The tolerance allows for rounding errors in two steps of training.
         assert scores_of_two[2] == pytest.approx(scores_of_one[2], rel=1e-4), name
         persistence = {key: value for key, value in scores_of_one[2].items() if key.startswith("persistence")}
         assert {key: scores_of_two[2][key] for key in persistence} == pytest.approx(persistence, rel=1e-12)

@@ -1,4 +1,4 @@
-"""`credit train --profile` on two ranks names the slow rank, and the others' wait for it is communication."""
+"""Test that `credit train --profile` on two ranks names the slow rank, and counts the wait for it as communication."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.commands.test_train_command import train
+from tests.parallel.commands.test_train_command import train_on_ranks
 from tests.smoke.test_profile import read_trace
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_slow_rank_is_named(small_run: Path) -> None:
+def test_profile_names_the_slow_rank(small_run: Path) -> None:
     overrides = ("trainer.max_steps=13", "trainer.validate_every=13", "trainer.checkpoint_every=13")
     plugin = "plugins=[tests.parallel.commands.slow_rank1]"
     folder = small_run / "run"
     options = ("--profile", "4:9", "--profile-rank", "1")
-    output = train(small_run, 2, *overrides, plugin, f"save_loc={folder}", *options)
+    output = train_on_ranks(small_run, 2, *overrides, plugin, f"save_loc={folder}", *options)
     content = json.loads((folder / "profile" / "table.json").read_text())
     assert content["ranks"] == 2 and content["slowest_rank"] == 1
     assert "The slowest rank is rank 1" in output

@@ -1,4 +1,4 @@
-"""`credit train` under torchrun equals the run of one process, on any mesh and when a rank fails."""
+"""Tests that `credit train` on several ranks equals a run on one process, on any mesh and after the loss of a rank."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from tests.smoke.test_train import rows, wait_for_row
 
 pytestmark = pytest.mark.slow
 
-# constant rate: a longer run is a continuation of a shorter one
+# With a constant learning rate, a longer run is the continuation of a shorter one.
 STEADY = ("model.attn_dropout=0", "trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "trainer.log_every=1",
           "data.forecast_len=2", "trainer.validate_every=4", "trainer.checkpoint_every=4")  # fmt: skip
 
 
-def train(folder: Path, ranks: int, *overrides: str) -> str:
+def train_on_ranks(folder: Path, ranks: int, *overrides: str) -> str:
+    """Run `credit train` on several ranks and return its output."""
     return launch("credit.cli.main", ranks, "train", str(folder / "config.yml"), *STEADY, *overrides)
 
 
-def test_start_is_frugal_enough_for_a_thousand_ranks(small_run: Path) -> None:
-    train(
+def test_start_gathers_no_fields_and_reads_files_on_rank0_only(small_run: Path) -> None:
+    train_on_ranks(
         small_run,
         2,
         "trainer.max_steps=1",
@@ -40,13 +41,13 @@ def test_start_is_frugal_enough_for_a_thousand_ranks(small_run: Path) -> None:
     assert len(rows(small_run / "run")) == 1
 
 
-def test_rank_0_looks_at_the_store_and_each_copies_to_its_own_disk(small_run: Path, command: Callable) -> None:
+def test_rank0_inspects_the_store_and_each_rank_fills_its_own_cache(small_run: Path, command: Callable) -> None:
     store = f"data.store={small_run}/store.zarr"
     process = command("preprocess", small_run / "config.yml", store)
     assert process.returncode == 0, process.stderr
     cache_options = ("data.cache=disk", f"data.cache_folder={small_run}/near_$RANK")
     plugin = "plugins=[tests.parallel.commands.forbid_large_gathers]"
-    train(small_run, 2, store, *cache_options, "trainer.max_steps=1", plugin, f"save_loc={small_run}/run")
+    train_on_ranks(small_run, 2, store, *cache_options, "trainer.max_steps=1", plugin, f"save_loc={small_run}/run")
     assert len(rows(small_run / "run")) == 1
     copies = [
         {path.name for path in (small_run / f"near_{rank}").glob("credit_store.zarr_*/[0-9]*")} for rank in (0, 1)
@@ -54,23 +55,25 @@ def test_rank_0_looks_at_the_store_and_each_copies_to_its_own_disk(small_run: Pa
     assert all(copies) and copies[0] != copies[1]
 
 
-def test_a_run_wanders_over_meshes(small_run: Path) -> None:
-    """Each part of the run goes on from a checkpoint of another mesh; the losses are those of one process."""
-    train(small_run, 1, "trainer.max_steps=16", f"save_loc={small_run}/one", "trainer.train_batch_size=8")
-    parts = [
+def test_run_continues_on_other_meshes(small_run: Path) -> None:
+    """Each part of the run continues from a checkpoint of another mesh, and the losses are those of one process."""
+    train_on_ranks(small_run, 1, "trainer.max_steps=16", f"save_loc={small_run}/one", "trainer.train_batch_size=8")
+    run_parts = [
         (4, 4, ("trainer.train_batch_size=2", "trainer.parallelism.replicate=2")),
         (4, 8, ("trainer.train_batch_size=4", "trainer.parallelism.tensor=2")),
         (1, 12, ("trainer.train_batch_size=8",)),
-        # the accumulation that keeps the global batch is found
+        # The command chooses the accumulation that keeps the size of the global batch.
         (2, 16, ("trainer.train_batch_size=2", "trainer.parallelism.data=ddp")),
     ]
-    for ranks, steps, overrides in parts:
-        output = train(small_run, ranks, f"trainer.max_steps={steps}", f"save_loc={small_run}/many", *overrides)
+    for ranks, steps, overrides in run_parts:
+        output = train_on_ranks(
+            small_run, ranks, f"trainer.max_steps={steps}", f"save_loc={small_run}/many", *overrides
+        )
     assert "grad_accum_every is 2 instead of 1" in output
     rows_of_one, rows_of_many = rows(small_run / "one"), rows(small_run / "many")
     assert [row[:2] for row in rows_of_many] == [row[:2] for row in rows_of_one]
     for (step, _, loss, norm, _), (_, _, many_loss, many_norm, _) in zip(rows_of_one, rows_of_many, strict=True):
-        # the first five steps within 1e-5, then rounding grows
+        # The first five steps agree to 1e-5. Then rounding errors grow.
         assert many_loss == pytest.approx(loss, rel=1e-5 if step <= 5 else 1e-3), step
         assert many_norm == pytest.approx(norm, rel=1e-4 if step <= 5 else 1e-2), step
     logs = [(small_run / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "many")]
@@ -80,18 +83,18 @@ def test_a_run_wanders_over_meshes(small_run: Path) -> None:
         assert scores_of_many == pytest.approx(scores_of_one, rel=1e-3)
 
 
-def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
-    """Under ``torchrun --max-restarts`` the run resumes by itself and ends with the same losses."""
+def test_killed_rank_restarts_all_ranks(small_run: Path) -> None:
+    """With ``torchrun --max-restarts``, the run resumes by itself and ends with the same losses."""
     overrides = ("trainer.max_steps=10", "trainer.train_batch_size=4", "trainer.parallelism.tensor=2")
-    train(small_run, 2, *overrides, f"save_loc={small_run}/whole")
+    train_on_ranks(small_run, 2, *overrides, f"save_loc={small_run}/whole")
     with start_two_ranks(small_run, *overrides, f"save_loc={small_run}/killed", restarts=1) as process:
         wait_for_row(small_run / "killed", 6, process)
-        os.kill(rank_pid(f"save_loc={small_run}/killed", 1), signal.SIGKILL)
+        os.kill(find_rank_pid(f"save_loc={small_run}/killed", 1), signal.SIGKILL)
     assert rows(small_run / "killed") == rows(small_run / "whole")
 
 
-def test_a_file_stops_all_ranks(small_run: Path) -> None:
-    """STOP ends all ranks at one step, with a checkpoint and an exit code that torchrun takes for success."""
+def test_stop_file_ends_all_ranks(small_run: Path) -> None:
+    """The file STOP ends all ranks at the same step, with a checkpoint and with exit code 0."""
     overrides = ("trainer.max_steps=400", "trainer.validate_every=400")
     with start_two_ranks(small_run, *overrides) as process:
         wait_for_row(small_run / "run", 5, process)
@@ -103,7 +106,7 @@ def test_a_file_stops_all_ranks(small_run: Path) -> None:
 
 @contextmanager
 def start_two_ranks(folder: Path, *overrides: str, restarts: int = 0) -> Iterator[subprocess.Popen]:
-    """Start the run on two ranks; on leaving, wait for its good end, but never for ever."""
+    """Start the run on two ranks with torchrun. On exit, wait at most 240 s for it to end with exit code 0."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                f"--max-restarts={restarts}", "-m", "credit.cli.main", "train", str(folder / "config.yml"), *STEADY,
                *overrides]  # fmt: skip
@@ -120,8 +123,8 @@ def start_two_ranks(folder: Path, *overrides: str, restarts: int = 0) -> Iterato
     assert process.returncode == 0, output
 
 
-def rank_pid(argument: str, rank: int) -> int:
-    """Return the process of a rank, found by an argument that only this run has."""
+def find_rank_pid(argument: str, rank: int) -> int:
+    """Return the process ID of a rank of the run that has an argument that no other run has."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for path in Path("/proc").glob("[0-9]*"):

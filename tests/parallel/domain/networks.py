@@ -1,4 +1,4 @@
-"""Networks whose fields are divided among ranks, compared with the whole network on one process, in float64."""
+"""Comparison of networks whose fields are divided among ranks with the same networks on one process, in float64."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class NetworkCase:
     """One variant of the network.
 
     Attributes:
-        settings: keyword arguments of `ModelSpec.from_sizes` and keys of the model's section, where they differ from
-            those of the model in `BASES`.
+        settings: keyword arguments of `ModelSpec.from_sizes` and keys of the model's section, if they differ from those
+            in `BASES`.
         noise: True for noise of every kind.
         model: registered name of the model.
     """
@@ -62,7 +62,7 @@ BASE: dict[str, Any] = {
     "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4], "pole": "exact"},
     "position_bias_index": "exact",
     "decoder": "pixel_shuffle",
-    # The spectral norm computes in float32 in any case.
+    # The spectral norm always computes in float32.
     "use_spectral_norm": False,
 }
 # Settings of each model, by its registered name.
@@ -74,7 +74,7 @@ BASES: dict[str, dict[str, Any]] = {
 CASES = {
     "pixel shuffle": NetworkCase(),
     "noise": NetworkCase(noise=True),
-    # Odd rows, rows on the poles, padding as for published weights, and windows of three cells.
+    # An odd number of rows, rows on the poles, padding as for published weights, and windows of three cells.
     "odd rows": NetworkCase(
         {
             "image_height": 31,
@@ -86,7 +86,7 @@ CASES = {
             "local_window_size": [4, 4, 3, 3],
         }
     ),
-    # One window in the coarsest stage, so that all parts but one are empty there. Margins of 0 cells in the head.
+    # The coarsest stage has one window, so that all parts but one are empty there. The head has margins of 0 cells.
     "one window": NetworkCase(
         {
             "image_height": 32,
@@ -98,7 +98,8 @@ CASES = {
         },
         noise=True,
     ),
-    # The first stride is 4, so the output is interpolated to the grid; kernels are not symmetric around it.
+    # The first stride is 4, so the output is interpolated to the grid. Some kernels are not symmetric around a cell of
+    # the stride.
     "interpolated": NetworkCase(
         {
             "image_height": 61,
@@ -111,10 +112,10 @@ CASES = {
         },
         noise=True,
     ),
-    # Rows on the poles: 27, 14 and 7 rows, of which the last one lies on the pole at the finer two levels alone. The
-    # coarsest level has an odd number of columns.
+    # The levels have 27, 14 and 7 rows. The first row is on a pole at all levels, the last row only at the two finer
+    # levels. The coarsest level has an odd number of columns.
     "unet": NetworkCase({"image_height": 27, "image_width": 20, "pole_points": True}, noise=True, model="unet"),
-    # Fewer rows at the coarsest level than parts, so that a part is empty there.
+    # The coarsest level has fewer rows than there are parts, so that a part is empty there.
     "unet, few rows": NetworkCase({"image_height": 10, "image_width": 16}, model="unet"),
     "swin": NetworkCase({"image_height": 31, "pole_points": True, "attn_dropout": 0.1}, noise=True, model="swin"),
     # Tokens are padded with zeros, windows do not wrap around, and patches do not cover the grid.
@@ -149,7 +150,7 @@ class Result:
 
 
 def build_network(case: NetworkCase) -> ForecastModel:
-    """Return a network in float64 whose zero-initialised weights have values, as after some training."""
+    """Return a network in float64. Weights that start as zeros get random values, as after some training."""
     settings = {**BASES[case.model], **case.settings}
     if case.noise:
         settings["noise"] = NOISE
@@ -164,7 +165,7 @@ def build_network(case: NetworkCase) -> ForecastModel:
 
 
 def draw_inputs(case: NetworkCase) -> tuple[Tensor, Tensor, dict[str, Tensor] | None]:
-    """Return the input of a network, the gradient of its output, and its noise; all of the whole grid."""
+    """Return the input of a network, the gradient of its output, and its noise, all for the whole grid."""
     settings = {**BASES[case.model], **case.settings}
     height, width = settings["image_height"], settings["image_width"]
     generator = torch.Generator().manual_seed(5)
@@ -186,7 +187,7 @@ def draw_inputs(case: NetworkCase) -> tuple[Tensor, Tensor, dict[str, Tensor] | 
 
 
 def run(network: nn.Module, x_BCTHW: Tensor, cotangent_BCTHW: Tensor, condition: dict[str, Tensor] | None) -> Result:
-    """Return the result of a rollout, differentiated with a given gradient of its output."""
+    """Return the output of a rollout, and its gradients for a given gradient of the output."""
     x_BCTHW = x_BCTHW.clone().requires_grad_()
     state_BCTHW = x_BCTHW
     for _ in range(ROLLOUT):
@@ -202,7 +203,7 @@ def run(network: nn.Module, x_BCTHW: Tensor, cotangent_BCTHW: Tensor, condition:
 def compare(
     case: NetworkCase,
     num_parts: tuple[int, int],
-    divided: AbstractContextManager[None] | None = None,
+    context: AbstractContextManager[None] | None = None,
     backend: str | None = None,
 ) -> dict[str, float]:
     """Collective: return the largest relative differences between the divided and the whole network.
@@ -210,33 +211,34 @@ def compare(
     Args:
         case: variant of the network.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
-        divided: context in which the network is divided and run, but not the whole one; None for no context.
-        backend: backend of torch.compile for the divided network; None for no compilation.
+        context: context in which the divided network is built and run, but not the whole network; None for none.
+        backend: backend of torch.compile for the divided network; None to run it without compilation.
 
     Returns:
         Differences of ``output``, ``input_gradient`` and ``gradients``, the same on all ranks.
     """
     network = build_network(case)
     x_BCTHW, cotangent_BCTHW, condition = draw_inputs(case)
-    whole = run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
-    with divided or nullcontext():
+    whole_result = run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
+    with context or nullcontext():
         split_domain(network, dist.group.WORLD, num_parts)
         if backend is not None:
             compile_blocks(network, backend)
         slices = (..., *network.domain.part.slices)
-        part = run(network, x_BCTHW[slices], cotangent_BCTHW[slices], condition)
-    # The gradient of a weight is the sum over the ranks. Parameters whose gradient is zero but for rounding errors,
-    # such as biases that a norm removes, are compared on the scale of all gradients.
-    total_norm = torch.stack([gradient.norm() for gradient in whole.gradients.values()]).norm()
+        part_result = run(network, x_BCTHW[slices], cotangent_BCTHW[slices], condition)
+    # The gradient of a weight is the sum over the ranks. The gradient of some parameters is zero except for rounding
+    # errors, for example of biases that a norm removes. These are compared on the scale of all gradients.
+    total_norm = torch.stack([gradient.norm() for gradient in whole_result.gradients.values()]).norm()
     gradient_errors = []
-    for name, gradient in whole.gradients.items():
-        summed = part.gradients.get(name, torch.zeros_like(gradient)).clone()
-        dist.all_reduce(summed)
-        gradient_errors.append((summed - gradient).norm() / (gradient.norm() + 1e-6 * total_norm))
+    for name, gradient in whole_result.gradients.items():
+        total_gradient = part_result.gradients.get(name, torch.zeros_like(gradient)).clone()
+        dist.all_reduce(total_gradient)
+        gradient_errors.append((total_gradient - gradient).norm() / (gradient.norm() + 1e-6 * total_norm))
     errors = torch.stack(
         [
-            (part.output - whole.output[slices]).abs().max() / whole.output.abs().max(),
-            (part.input_gradient - whole.input_gradient[slices]).abs().max() / whole.input_gradient.abs().max(),
+            (part_result.output - whole_result.output[slices]).abs().max() / whole_result.output.abs().max(),
+            (part_result.input_gradient - whole_result.input_gradient[slices]).abs().max()
+            / whole_result.input_gradient.abs().max(),
             torch.stack(gradient_errors).max(),
         ]
     )

@@ -1,4 +1,4 @@
-"""Post-processes of divided fields, compared with those of whole fields."""
+"""Comparison of post-processes of divided fields with those of whole fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compare_wave_filter(num_parts: tuple[int, int], poles: bool) -> dict[str, fl
 
 
 def compare_dry_mass(num_parts: tuple[int, int]) -> dict[str, float]:
-    """Collective: return the largest differences of a budget, relative to the largest value."""
+    """Collective: return the largest differences of the dry-mass budget, relative to the largest value."""
     grid = LatLonGrid.equiangular(10, 12, False)
     edges = np.array([[0.0, 30000.0], [30000.0, 60000.0], [60000.0, 0.0]])
     fractions = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
@@ -61,7 +61,7 @@ def _compare(
     """Collective: return the largest relative differences of output and gradient between divided and whole fields.
 
     Args:
-        build: function that builds the post-process of whole fields (None), or of a domain.
+        build: function that builds the post-process of a domain, or of whole fields if the domain is None.
         shape: number of rows and columns of the grid.
         num_parts: (M, N) numbers of parts.
     """

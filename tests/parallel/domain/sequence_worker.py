@@ -1,4 +1,4 @@
-"""Worker of test_sequence_parallel: compares networks with whole ones, also with a step broken on purpose."""
+"""Worker of test_sequence_parallel: compares networks on a mesh with whole networks, also with a broken step."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class SequenceCase:
     """A network and a mesh.
 
     Attributes:
-        network: name of a case of `networks`.
+        network: name of a case in `networks.CASES`.
         tensor: number of tensor-parallel ranks.
         domain: number of ranks of the axis domain.
         shard: number of data-parallel ranks; each has one of the two samples if there are two.
         checkpoint: value of ``trainer.activation_checkpoint``.
-        changes: settings of the network that differ.
+        changes: settings of the network that replace those of its case.
         lora: True for adapters of low rank in all split layers.
         float32: True to compute in float32.
         compiled: True to compile the blocks.
@@ -57,8 +57,8 @@ class SequenceCase:
     compiled: bool = False
 
 
-# All heads and hidden units of the networks are multiples of 2; with 4 ranks, the attention of the first stages, which
-# has fewer heads, stays whole.
+# The numbers of heads and of hidden units of the networks are multiples of 2. With 4 ranks, the attention of the first
+# stages is not split, because it has fewer heads.
 CASES: dict[int, dict[str, SequenceCase]] = {
     2: {
         **{name: SequenceCase(name, 2) for name in ("noise", "odd rows", "one window", "swin")},
@@ -83,12 +83,12 @@ CASES: dict[int, dict[str, SequenceCase]] = {
 
 
 @contextmanager
-def broken(mutation: str) -> Iterator[None]:
-    """Break sequence parallelism while the context is open."""
+def break_step(mutation: str) -> Iterator[None]:
+    """Break one step of sequence parallelism while the context is open."""
     parts = sequence_parallel.TokenParts
     ranks = sequence_parallel.SequenceRanks
     patches: dict[str, tuple[Any, str, Any]] = {
-        # Norms and biases keep the gradient of the tokens of one rank.
+        # Norms and biases keep only the gradient of the tokens of one rank.
         "whole weights": (sequence_parallel.GradientAverage, "_average", lambda average: average._reduced.clear()),
         "split weights": (tensor_parallel, "_scale_weight_gradient", lambda weight, group: weight),
         "position bias": (
@@ -96,8 +96,8 @@ def broken(mutation: str) -> Iterator[None]:
         ),
         # Each rank gets the sums for the tokens of another one.
         "order of tokens": (parts, "sum", _swap_tokens(parts.sum)),
-        # The cells of the first rank get the masks of the second one's, and the other way round.
-        "numbers of cells": (ranks, "build", _reverse(ranks.build)),
+        # The cells of the first rank get the masks of the cells of the second rank, and the reverse.
+        "numbers of cells": (ranks, "build", _reverse_field_ranks(ranks.build)),
     }  # fmt: skip
     owner, name, replacement = patches[mutation]
     with mock.patch.object(owner, name, replacement):
@@ -105,18 +105,20 @@ def broken(mutation: str) -> Iterator[None]:
 
 
 def _swap_tokens(method: Any) -> Any:
-    def replaced(parts: sequence_parallel.TokenParts, x: torch.Tensor) -> torch.Tensor:
+    def sum_swapped_tokens(parts: sequence_parallel.TokenParts, x: torch.Tensor) -> torch.Tensor:
         return method(parts, x.flip(0))
 
-    return replaced
+    return sum_swapped_tokens
 
 
-def _reverse(build_ranks: Any) -> Any:
-    def replaced(group: dist.ProcessGroup, domain_group: dist.ProcessGroup) -> sequence_parallel.SequenceRanks:
+def _reverse_field_ranks(build_ranks: Any) -> Any:
+    def build_reversed_ranks(
+        group: dist.ProcessGroup, domain_group: dist.ProcessGroup
+    ) -> sequence_parallel.SequenceRanks:
         ranks = build_ranks(group, domain_group)
         return replace(ranks, field_ranks=ranks.field_ranks[::-1])
 
-    return replaced
+    return build_reversed_ranks
 
 
 def build(case: SequenceCase) -> nn.Module:
@@ -135,13 +137,13 @@ def build(case: SequenceCase) -> nn.Module:
     return network.float() if case.float32 else network
 
 
-def compare(case: SequenceCase, mesh: DeviceGrid, changed: AbstractContextManager[None] | None = None) -> dict:
+def compare(case: SequenceCase, mesh: DeviceGrid, context: AbstractContextManager[None] | None = None) -> dict:
     """Collective: return the largest relative differences between a network on the mesh and the whole network.
 
     Args:
         case: the network.
         mesh: the ranks.
-        changed: context in which the network runs on the mesh, but not the whole one; None for no context.
+        context: context in which the network runs on the mesh, but not the whole network; None for none.
 
     Returns:
         Differences of ``output``, ``input_gradient`` and ``gradients``, the same on all ranks.
@@ -154,33 +156,33 @@ def compare(case: SequenceCase, mesh: DeviceGrid, changed: AbstractContextManage
     if inputs[2] is not None:
         # Seeds of dropout stay integers.
         condition = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs[2].items()}
-    whole = networks.run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
+    whole_result = networks.run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
     samples = slice(None)
     if case.shard > 1:
         samples = slice(mesh.data_rank, mesh.data_rank + 1)
-    with changed or nullcontext():
+    with context or nullcontext():
         split_domain(network, mesh.domain_group)
         compile_function = partial(compile_blocks, backend="aot_eager") if case.compiled else None
         parallelize(network, mesh.device_mesh, checkpoint=case.checkpoint, compile_blocks=compile_function)
         slices = (samples, ..., *network.domain.part.slices)
         # FSDP2 averages gradients over all ranks, so a rank's part of the loss is multiplied by their number.
         num_ranks = dist.get_world_size()
-        part = networks.run(network, x_BCTHW[slices], num_ranks * cotangent_BCTHW[slices], condition)
+        part_result = networks.run(network, x_BCTHW[slices], num_ranks * cotangent_BCTHW[slices], condition)
     part_gradients = {}
-    for name, gradient in part.gradients.items():
+    for name, gradient in part_result.gradients.items():
         part_gradients[strip_wrapper_prefixes(name)] = gradient.full_tensor()
-    # Parameters whose gradient is zero but for rounding errors are compared on the scale of all gradients.
+    # Parameters whose gradient is zero except for rounding errors are compared on the scale of all gradients.
     floor = 1e-2 if case.float32 else 1e-6
-    total_norm = torch.stack([gradient.norm() for gradient in whole.gradients.values()]).norm()
+    total_norm = torch.stack([gradient.norm() for gradient in whole_result.gradients.values()]).norm()
     gradient_errors = [torch.zeros((), dtype=dtype)]
-    for name, gradient in whole.gradients.items():
+    for name, gradient in whole_result.gradients.items():
         difference = part_gradients.get(name, torch.zeros_like(gradient)) - gradient
         gradient_errors.append(difference.norm() / (gradient.norm() + floor * total_norm))
     errors = torch.stack(
         [
-            (part.output - whole.output[slices]).abs().max() / whole.output.abs().max(),
-            (part.input_gradient / num_ranks - whole.input_gradient[slices]).abs().max()
-            / whole.input_gradient.abs().max(),
+            (part_result.output - whole_result.output[slices]).abs().max() / whole_result.output.abs().max(),
+            (part_result.input_gradient / num_ranks - whole_result.input_gradient[slices]).abs().max()
+            / whole_result.input_gradient.abs().max(),
             torch.stack(gradient_errors).max(),
         ]
     )
@@ -190,20 +192,20 @@ def compare(case: SequenceCase, mesh: DeviceGrid, changed: AbstractContextManage
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_process_info()
+    process_info = read_process_info()
     results: dict[str, Any] = {"cases": {}, "mutations": {}}
-    with process_group(launch, torch.device("cpu"), timeout_minutes=5):
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=5):
         meshes: dict[ParallelDims, DeviceGrid] = {}
-        for name, case in CASES[launch.world].items():
+        for name, case in CASES[process_info.world].items():
             degrees = ParallelDims(shard=case.shard, tensor=case.tensor, domain=case.domain, sequence_parallel=True)
-            mesh = meshes.setdefault(degrees, build_mesh(degrees, launch.rank, "cpu"))
+            mesh = meshes.setdefault(degrees, build_mesh(degrees, process_info.rank, "cpu"))
             results["cases"][name] = compare(case, mesh)
-        if launch.world == 2:
+        if process_info.world == 2:
             for mutation in MUTATIONS:
-                results["mutations"][mutation] = compare(CASES[2]["noise"], mesh, broken(mutation))
+                results["mutations"][mutation] = compare(CASES[2]["noise"], mesh, break_step(mutation))
         dist.barrier()
-    if launch.is_main:
-        (folder / f"{launch.world}.json").write_text(json.dumps(results))
+    if process_info.is_main:
+        (folder / f"{process_info.world}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A network on divided fields computes the same function as on one process: outputs and gradients in float64."""
+"""Tests that a network on divided fields gives the outputs and gradients of one process, in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Number of ranks -> what they have compared."""
+    """Number of ranks -> differences that these ranks measured."""
     folder = tmp_path_factory.mktemp("domain")
     results = {}
     for num_ranks in networks.PARTS:
@@ -32,7 +32,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(("num_ranks", "case"), CASES)
-def test_divided_fields_give_the_same_function(num_ranks: int, case: str, results: dict[int, Any]) -> None:
+def test_divided_fields_give_outputs_and_gradients_of_one_process(
+    num_ranks: int, case: str, results: dict[int, Any]
+) -> None:
     errors = results[num_ranks]["cases"][case]
     assert errors["output"] < 1e-12, errors
     assert errors["input_gradient"] < 1e-12, errors
@@ -40,7 +42,7 @@ def test_divided_fields_give_the_same_function(num_ranks: int, case: str, result
 
 
 @pytest.mark.parametrize("name", network_worker.COMPILED)
-def test_compiled_blocks_of_divided_fields(name: str, results: dict[int, Any]) -> None:
+def test_compiled_blocks_give_outputs_and_gradients_of_one_process(name: str, results: dict[int, Any]) -> None:
     errors = results[2]["compiled"][name]
     assert errors["output"] < 1e-12, errors
     assert errors["input_gradient"] < 1e-12, errors
@@ -52,16 +54,16 @@ def test_compiled_dropout_on_divided_fields_is_refused(results: dict[int, Any]) 
 
 
 @pytest.mark.parametrize("num_ranks", networks.PARTS)
-def test_post_processes_of_divided_fields(num_ranks: int, results: dict[int, Any]) -> None:
-    """Hyperdiffusion computes in float32; the sums of budgets are in float64, of float32 fields."""
-    compared = results[num_ranks]["postprocesses"]
-    assert len(compared) == 3 * len(networks.PARTS[num_ranks])
-    for name, errors in compared.items():
+def test_post_processes_of_divided_fields_equal_those_of_whole_fields(num_ranks: int, results: dict[int, Any]) -> None:
+    """Hyperdiffusion computes in float32. Budgets sum fields of float32 in float64."""
+    errors_by_case = results[num_ranks]["postprocesses"]
+    assert len(errors_by_case) == 3 * len(networks.PARTS[num_ranks])
+    for name, errors in errors_by_case.items():
         assert errors["output"] < 1e-6 and errors["gradient"] < 1e-5, (name, errors)
 
 
 @pytest.mark.parametrize("mutation", network_worker.MUTATIONS)
-def test_a_broken_rule_is_noticed(mutation: str, results: dict[int, Any]) -> None:
-    """Without these, the test above could pass for the wrong reason."""
+def test_comparison_finds_broken_rule(mutation: str, results: dict[int, Any]) -> None:
+    """If the comparison missed a broken rule, the tests above could pass for the wrong reason."""
     errors = results[2]["mutations"][mutation]
     assert max(errors.values()) > 1e-5, errors

@@ -1,4 +1,4 @@
-"""Sequence parallelism computes the same function as one process: outputs and gradients after FSDP2's reduction."""
+"""Tests that sequence parallelism gives the outputs and reduced gradients of one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = [(num_ranks, name) for num_ranks, cases in sequence_worker.CASES.items()
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Number of ranks -> what they have compared."""
+    """Number of ranks -> differences that these ranks measured."""
     folder = tmp_path_factory.mktemp("sequence")
     results = {}
     for num_ranks in sequence_worker.CASES:
@@ -27,7 +27,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(("num_ranks", "name"), CASES)
-def test_sequence_parallelism_gives_the_same_function(num_ranks: int, name: str, results: dict[int, Any]) -> None:
+def test_sequence_parallelism_gives_outputs_and_gradients_of_one_process(
+    num_ranks: int, name: str, results: dict[int, Any]
+) -> None:
     errors = results[num_ranks]["cases"][name]
     if sequence_worker.CASES[num_ranks][name].float32:
         assert max(errors.values()) < 1e-5, errors
@@ -37,7 +39,7 @@ def test_sequence_parallelism_gives_the_same_function(num_ranks: int, name: str,
 
 
 @pytest.mark.parametrize("mutation", sequence_worker.MUTATIONS)
-def test_a_broken_step_is_noticed(mutation: str, results: dict[int, Any]) -> None:
-    """Without these, the test above could pass for the wrong reason."""
+def test_comparison_finds_broken_step(mutation: str, results: dict[int, Any]) -> None:
+    """If the comparison missed a broken step, the test above could pass for the wrong reason."""
     errors = results[2]["mutations"][mutation]
     assert max(errors.values()) > 1e-2, errors

@@ -1,4 +1,4 @@
-"""Training on divided fields gives the numbers of one process, on every mesh."""
+"""Tests that training on divided fields gives the results of one process, on every mesh."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ MESHES_AND_CASES = [(mesh, case) for mesh, names in training_cases.CASES_OF_MESH
 
 @pytest.fixture(scope="module")
 def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what four ranks have computed."""
+    """Folder with the results of four ranks."""
     folder = tmp_path_factory.mktemp("domain")
     launch("tests.parallel.domain.training_worker", training_cases.NUM_RANKS, str(folder), timeout=900)
     return folder
 
 
 @pytest.fixture(scope="module")
-def one_process() -> dict[str, dict[str, torch.Tensor]]:
-    """Results of one process, by case."""
+def expected_results() -> dict[str, dict[str, torch.Tensor]]:
+    """Name of a case -> results of one process."""
     return {name: training_cases.train_alone(name) for name in training_cases.CASES}
 
 
 def require_similar_training(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Require losses and outputs in bfloat16, which has 8 bits, to be those of one process up to rounding."""
+    """Require that losses and outputs in bfloat16 equal those of one process up to rounding errors of 8 bits."""
     for key, limit in (("loss", 5e-3), ("output", 2e-2)):
         error = (results[key] - expected[key]).abs().max() / expected[key].abs().max()
         assert error < limit, f"{key}: {error}"
 
 
 @pytest.mark.parametrize(("mesh", "case"), MESHES_AND_CASES)
-def test_training_equals_one_process(mesh: str, case: str, results_folder: Path, one_process: dict) -> None:
+def test_training_equals_one_process(mesh: str, case: str, results_folder: Path, expected_results: dict) -> None:
     results = load_file(results_folder / f"{mesh}-{case}.safetensors")
     if training_cases.CASES[case].amp:
-        require_similar_training(results, one_process[case])
+        require_similar_training(results, expected_results[case])
         return
-    require_equal_training(results, one_process[case], training_cases.CASES[case].double)
+    require_equal_training(results, expected_results[case], training_cases.CASES[case].double)
 
 
-@pytest.mark.parametrize("mesh", [mesh for mesh, case in MESHES_AND_CASES if case == "float64"])
-def test_weights_after_twenty_steps(mesh: str, results_folder: Path, one_process: dict) -> None:
-    results = load_file(results_folder / f"{mesh}-float64.safetensors")
-    require_equal_weights(results, one_process["float64"])
+@pytest.mark.parametrize(("mesh", "case"), [pair for pair in MESHES_AND_CASES if training_cases.CASES[pair[1]].double])
+def test_weights_after_the_last_step_equal_one_process(
+    mesh: str, case: str, results_folder: Path, expected_results: dict
+) -> None:
+    results = load_file(results_folder / f"{mesh}-{case}.safetensors")
+    require_equal_weights(results, expected_results[case])

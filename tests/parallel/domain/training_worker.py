@@ -15,14 +15,14 @@ from tests.parallel.domain import training_cases
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    # The fields of these tests are small, and their losses are to be computed in parts.
+    # Compute losses in parts even though the fields of these tests are small.
     member_loss_module.MIN_PART_VALUES = 1
-    launch = read_process_info()
-    with process_group(launch, torch.device("cpu"), timeout_minutes=5):
+    process_info = read_process_info()
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=5):
         for mesh, case_names in training_cases.CASES_OF_MESH.items():
             for case_name in case_names:
-                results = training_cases.train_on_mesh(case_name, mesh, launch.rank)
-                if launch.is_main:
+                results = training_cases.train_on_mesh(case_name, mesh, process_info.rank)
+                if process_info.is_main:
                     save_file(
                         {key: value.contiguous() for key, value in results.items()},
                         folder / f"{mesh}-{case_name}.safetensors",

@@ -1,4 +1,4 @@
-"""Clipping on four ranks equals `torch.nn.utils.clip_grad_norm_` on the whole model in one process."""
+"""Cases of clipping on four ranks, compared with `torch.nn.utils.clip_grad_norm_` of the whole model on one process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.parallel.fsdp2_api.example_models import (
     require_close,
     samples,
 )
-from tests.parallel.fsdp2_api.gradient_cases import case
+from tests.parallel.fsdp2_api.gradient_cases import register_case
 
-# name -> (shape, axes, whether FSDP2 shards); "plain" has whole gradients on every rank
+# Name -> shape and axes of a mesh, and True if FSDP2 shards the model.
 MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], bool]] = {
     "FSDP2": ((4,), ("dp",), True),
     "tensor parallelism": ((1, 4), ("dp", "tp"), False),
@@ -36,7 +36,7 @@ MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], bool]] = {
 
 
 class SplitBlock(nn.Module):
-    """A marked block with a plan: its norm is whole on every rank, its layers are split."""
+    """Marked block with a plan: its linear layers are split, and its norm is not."""
 
     _fsdp2_shard = True
     _tp_plan = {"up": "colwise", "down": "rowwise"}
@@ -62,44 +62,46 @@ def distribute_with_gradients(model: nn.Module, name: str) -> None:
     parallelize(model, mesh, shard=shard)
     tensor_ranks = shape[-1] if "tp" in axes else 1
     num_data_ranks = 4 // tensor_ranks
-    share = samples().chunk(num_data_ranks)[dist.get_rank() // tensor_ranks]
-    mean_square_loss(model, share).backward()
+    local_samples = samples().chunk(num_data_ranks)[dist.get_rank() // tensor_ranks]
+    mean_square_loss(model, local_samples).backward()
 
 
-@case
+@register_case
 def clipping_equals_one_process_on_every_mesh() -> None:
-    alone = build_seeded(build_model)
-    mean_square_loss(alone, samples()).backward()
+    reference_model = build_seeded(build_model)
+    mean_square_loss(reference_model, samples()).backward()
     for name in MESHES:
         for max_norm in (0.01, 1e6):
-            reference_gradients = copy.deepcopy(alone)
-            for parameter, source in zip(reference_gradients.parameters(), alone.parameters(), strict=True):
-                parameter.grad = source.grad.clone()
-            expected_norm = nn.utils.clip_grad_norm_(reference_gradients.parameters(), max_norm)
+            clipped_reference = copy.deepcopy(reference_model)
+            for parameter, unclipped_parameter in zip(
+                clipped_reference.parameters(), reference_model.parameters(), strict=True
+            ):
+                parameter.grad = unclipped_parameter.grad.clone()
+            expected_norm = nn.utils.clip_grad_norm_(clipped_reference.parameters(), max_norm)
             model = build_seeded(build_model)
             distribute_with_gradients(model, name)
             norm = clip_grad_norm_(model.parameters(), max_norm)
             assert torch.isclose(norm, expected_norm, rtol=1e-5), f"{name}: {norm} is not {expected_norm}"
-            require_close(gradients(model), gradients(reference_gradients))
+            require_close(gradients(model), gradients(clipped_reference))
 
 
-@case
+@register_case
 def clipping_plain_gradients_that_all_ranks_hold() -> None:
     model = build_seeded(build_model).double()
     mean_square_loss(model, samples().double()).backward()
-    reference_gradients = copy.deepcopy(model)
-    for parameter, source in zip(reference_gradients.parameters(), model.parameters(), strict=True):
-        parameter.grad = source.grad.clone()
-    expected_norm = nn.utils.clip_grad_norm_(reference_gradients.parameters(), 0.01)
+    clipped_reference = copy.deepcopy(model)
+    for parameter, unclipped_parameter in zip(clipped_reference.parameters(), model.parameters(), strict=True):
+        parameter.grad = unclipped_parameter.grad.clone()
+    expected_norm = nn.utils.clip_grad_norm_(clipped_reference.parameters(), 0.01)
     norm = clip_grad_norm_(model.parameters(), 0.01)
     assert norm.dtype == torch.float64
     torch.testing.assert_close(norm, expected_norm, rtol=1e-12, atol=0)
-    require_close(gradients(model), gradients(reference_gradients), tolerance=1e-12)
+    require_close(gradients(model), gradients(clipped_reference), tolerance=1e-12)
 
 
-@case
+@register_case
 def clipping_counts_terms_of_a_sum_as_their_sum() -> None:
-    """torch's own tensor parallelism may leave gradients whose value is the sum over the ranks."""
+    """The tensor parallelism of torch may leave partial gradients, whose value is their sum over the ranks."""
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
     weight = nn.Parameter(DTensor.from_local(torch.zeros(3), mesh, [Partial()], run_check=False))
     terms = torch.tensor([1.0, 2.0, -1.0]) * (dist.get_rank() + 1)
@@ -110,17 +112,17 @@ def clipping_counts_terms_of_a_sum_as_their_sum() -> None:
     torch.testing.assert_close(weight.grad.full_tensor(), total / total.norm(), rtol=1e-5, atol=1e-6)
 
 
-@case
+@register_case
 def clipping_refuses_a_norm_that_is_not_finite_on_every_rank() -> None:
-    """The NaN lies in the part of one rank; all ranks raise, and no gradient has changed."""
+    """Only the part of one rank has a NaN. All ranks raise an error and leave the gradients unchanged."""
     for name in MESHES:
         model = build_seeded(build_model)
         distribute_with_gradients(model, name)
-        before = [local_shard(parameter.grad).clone() for parameter in model.parameters()]
+        gradients_before = [local_shard(parameter.grad).clone() for parameter in model.parameters()]
         if dist.get_rank() == 3:
             local_shard(model[1].up.weight.grad).view(-1)[0] = torch.nan
         message = describe_error(partial(clip_grad_norm_, model.parameters(), 1.0, error_if_nonfinite=True))
         assert message.startswith("RuntimeError: the gradient norm is nan"), f"{name}: {message}"
-        for parameter, gradient in zip(model.parameters(), before, strict=True):
+        for parameter, gradient in zip(model.parameters(), gradients_before, strict=True):
             gradient_now = local_shard(parameter.grad)
             assert ((gradient_now == gradient) | gradient_now.isnan()).all(), name

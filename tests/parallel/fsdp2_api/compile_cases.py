@@ -1,4 +1,4 @@
-"""Cases of split layers in blocks that are compiled, and in sharding units inside the block with the plan."""
+"""Cases of split layers in compiled blocks, and in sharding units inside a block with a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.parallel.fsdp2_api.example_models import (
     require_close,
     samples,
 )
-from tests.parallel.fsdp2_api.gradient_cases import case
+from tests.parallel.fsdp2_api.gradient_cases import register_case
 from tests.parallel.training.cases import to_full_tensor
 
 HEADS = 4
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """A block of a plain vision transformer."""
+    """Block of a plain vision transformer."""
 
     _fsdp2_shard = True
     _tp_plan = {
@@ -77,7 +77,7 @@ def build_vit() -> nn.Module:
 
 
 def build_adapted_vit() -> nn.Module:
-    """Return a spectrally normalised network of which only adapters train; they are not zero."""
+    """Return a spectrally normalised network of which only adapters are trained. The adapters are not zero."""
     model = spectral_norm.apply_spectral_norm(build_vit())
     apply_lora(model, ["*.to_q", "*.down"], rank=2, alpha=4.0)
     for name, parameter in model.named_parameters():
@@ -86,15 +86,15 @@ def build_adapted_vit() -> nn.Module:
     return model
 
 
-@case
+@register_case
 def split_and_compiled() -> None:
-    """Two forwards before one backward, with a forward without gradients between the steps."""
+    """Each step has two forwards before one backward. A forward without gradients follows each step."""
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
     for build in (build_vit, build_adapted_vit):
         for checkpoint in (True, "selective"):
             torch._dynamo.reset()
             model = build_seeded(build)
-            alone = copy.deepcopy(model)
+            reference_model = copy.deepcopy(model)
             parallelize(
                 model,
                 mesh.device_mesh,
@@ -102,19 +102,19 @@ def split_and_compiled() -> None:
                 compile_blocks=partial(compile_blocks, backend="aot_eager"),
             )
             for seed in (1, 2):
-                share = samples(seed).chunk(2)[mesh.data_rank]
-                for compared_model, x in ((alone, samples(seed)), (model, share)):
+                local_samples = samples(seed).chunk(2)[mesh.data_rank]
+                for compared_model, x in ((reference_model, samples(seed)), (model, local_samples)):
                     compared_model.train().zero_grad()
                     spectral_norm.advance_power_iterations(compared_model)
                     (mean_square_loss(compared_model, x) + mean_square_loss(compared_model, 2 * x)).backward()
-                require_close(gradients(model), gradients(alone))
+                require_close(gradients(model), gradients(reference_model))
                 with torch.no_grad():
-                    require_close({"output": model(share)}, {"output": alone(share)})
+                    require_close({"output": model(local_samples)}, {"output": reference_model(local_samples)})
                 fsdp2.reshard(model)
 
 
 class PlannedStage(nn.Module):
-    """A plan for the layers of the sharding units inside, which have none themselves."""
+    """Module with a plan for the layers of the sharding units inside, which have no plan themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,8 +122,8 @@ class PlannedStage(nn.Module):
         self.last = nn.Linear(WIDTH, WIDTH)
         for layer in self.layers:
             layer._fsdp2_shard = True
-        ways = {"up": "colwise", "down": "rowwise"}
-        self._tp_plan = {f"layers.{number}.{name}": way for number in range(2) for name, way in ways.items()}
+        styles = {"up": "colwise", "down": "rowwise"}
+        self._tp_plan = {f"layers.{number}.{name}": style for number in range(2) for name, style in styles.items()}
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -132,35 +132,38 @@ class PlannedStage(nn.Module):
 
 
 def build_planned_stages() -> nn.Module:
-    """Return spectrally normalised stages as a trainer has them; the second is a sharding unit itself."""
+    """Return two spectrally normalised stages in training mode. The second one is a sharding unit itself."""
     model = spectral_norm.apply_spectral_norm(nn.Sequential(PlannedStage(), PlannedStage()))
     model[1]._fsdp2_shard = True
     return model.train()
 
 
-@case
+@register_case
 def plan_above_sharding_units() -> None:
-    """Sums and iterations take a unit's weights in its own forward, while they are whole."""
+    """Sums and power iterations use the weights of a unit in its own forward, while these are gathered."""
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
     for checkpoint in (False, True, "selective"):
-        for together in (False, True):
+        for is_batched in (False, True):
             model = build_seeded(build_planned_stages)
-            alone = copy.deepcopy(model)
+            reference_model = copy.deepcopy(model)
             parallelize(model, mesh.device_mesh, checkpoint=checkpoint)
-            if together:
-                # what a trainer does on a GPU
+            if is_batched:
+                # The trainer does this on a GPU.
                 spectral_norm.install_batched_normalization(model, by_unit=True)
             for seed in (1, 2):
-                for compared_model, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
+                for compared_model, x in (
+                    (reference_model, samples(seed)),
+                    (model, samples(seed).chunk(2)[mesh.data_rank]),
+                ):
                     spectral_norm.advance_power_iterations(compared_model)
                     compared_model.zero_grad()
                     (mean_square_loss(compared_model, x) + mean_square_loss(compared_model, 2 * x)).backward()
-                require_close(gradients(model), gradients(alone))
-            later_vectors, expected = (
+                require_close(gradients(model), gradients(reference_model))
+            vectors, expected = (
                 {
                     strip_wrapper_prefixes(name): to_full_tensor(vector)
                     for name, vector in spectral_norm.find_singular_vectors(compared_model).items()
                 }
-                for compared_model in (model, alone)
+                for compared_model in (model, reference_model)
             )
-            require_close(later_vectors, expected)
+            require_close(vectors, expected)

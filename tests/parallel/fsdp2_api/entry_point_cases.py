@@ -20,51 +20,51 @@ from tests.parallel.fsdp2_api.example_models import (
     Latent,
     Note,
     Outer,
-    TwoTypes,
+    TwoDtypeBlock,
     build_seeded,
     gradients,
     local_share,
     require_close,
 )
-from tests.parallel.fsdp2_api.gradient_cases import CHECKPOINTED, case, require_same_gradients
+from tests.parallel.fsdp2_api.gradient_cases import CHECKPOINTED, register_case, require_same_gradients
 
 PAGE = Path(__file__).parents[3] / "docs" / "add_a_model.md"
 SELECTIVE = {"trainer": {"activation_checkpoint": "selective"}}
 
 
-def rolled(model: nn.Module, x: Tensor) -> Tensor:
-    """Return the loss of two forwards, of which the second begins with the result of the first."""
+def compute_rollout_loss(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the loss of two forwards, of which the second takes the output of the first."""
     first = model(x)
     return first.square().mean() + model(first).square().mean()
 
 
-@case
+@register_case
 def entry_points_are_computed_again() -> None:
-    for conf, calls in (({}, 8), (CHECKPOINTED, 16), (SELECTIVE, 16)):
+    for conf, expected_calls in (({}, 8), (CHECKPOINTED, 16), (SELECTIVE, 16)):
         model = build_seeded(Coders)
         with warnings.catch_warnings(action="error"):
-            require_same_gradients(model, None, conf, rolled)
-        # a reference that was copied before sharding counts its own calls
-        counted = [module.calls for module in model.modules() if isinstance(module, Coder)]
-        assert counted == [calls // 2] * 2, counted
+            require_same_gradients(model, None, conf, compute_rollout_loss)
+        # The reference model is a copy and counts its own calls.
+        calls_of_coders = [module.calls for module in model.modules() if isinstance(module, Coder)]
+        assert calls_of_coders == [expected_calls // 2] * 2, calls_of_coders
 
 
-@case
+@register_case
 def hooked_spectral_norm_of_entry_points() -> None:
-    """A recomputed block uses the vectors of its first pass, also after a second forward."""
+    """A recomputed block uses the singular vectors of its first pass, also after a second forward."""
 
-    def normalised() -> Coders:
+    def build_normalised() -> Coders:
         model = Coders()
         for coder in model.coders:
             nn.utils.spectral_norm(coder.down)
         return model
 
     for conf in ({}, CHECKPOINTED, SELECTIVE):
-        require_same_gradients(build_seeded(normalised), None, conf, rolled)
+        require_same_gradients(build_seeded(build_normalised), None, conf, compute_rollout_loss)
 
 
-class Parts(nn.Module):
-    """A marked block that returns a view of one tensor in every kind of container."""
+class ViewBlock(nn.Module):
+    """Marked block that returns views of one tensor, in every kind of container."""
 
     _fsdp2_shard = True
 
@@ -78,12 +78,12 @@ class Parts(nn.Module):
         return first, [second], {"third": third}, Latent({"fourth": [fourth]}, Note(3, fifth))
 
 
-class Views(nn.Module):
-    """Changes the views that a block returns in place, and returns one."""
+class ViewModel(nn.Module):
+    """Model that changes the views of a block in place, and returns a view itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts, self.head = Parts(), nn.Linear(WIDTH, WIDTH)
+        self.parts, self.head = ViewBlock(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         first, (second,), named, latent = self.parts(x)
@@ -93,43 +93,43 @@ class Views(nn.Module):
         return self.head(total).transpose(0, 1)
 
 
-def changed_in_place(model: nn.Module, x: Tensor) -> Tensor:
-    """Return the loss of an output that is changed in place."""
+def compute_in_place_loss(model: nn.Module, x: Tensor) -> Tensor:
+    """Change the output of a model in place and return its loss."""
     y = model(x)
     y += 1
     return y.square().mean()
 
 
-@case
+@register_case
 def views_may_be_returned() -> None:
     for conf in ({}, CHECKPOINTED, SELECTIVE):
         with warnings.catch_warnings(action="error"):
-            require_same_gradients(build_seeded(Views), None, conf, changed_in_place)
+            require_same_gradients(build_seeded(ViewModel), None, conf, compute_in_place_loss)
 
 
-@case
+@register_case
 def the_model_of_the_documentation() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    page: dict[str, Any] = {"__name__": "my_models"}
-    exec(code, page)
+    page_namespace: dict[str, Any] = {"__name__": "my_models"}
+    exec(code, page_namespace)
     spec = ModelSpec.from_sizes(image_height=4, image_width=6, in_channels=3, out_channels=2, frames=2)
     torch.manual_seed(0)
-    model = page["SmallConv"](spec, page["SmallConvSection"](type="small_conv", width=8, layers=3))
-    alone = copy.deepcopy(model)
+    model = page_namespace["SmallConv"](spec, page_namespace["SmallConvSection"](type="small_conv", width=8, layers=3))
+    reference_model = copy.deepcopy(model)
     x = torch.randn(8, 3, 2, 4, 6)
-    changed_in_place(alone, x).backward()
+    compute_in_place_loss(reference_model, x).backward()
     with warnings.catch_warnings(action="error"):
         fsdp2.apply_fsdp2(model, None, {})
-        changed_in_place(model, local_share(x)).backward()
-    require_close(gradients(model), gradients(alone))
+        compute_in_place_loss(model, local_share(x)).backward()
+    require_close(gradients(model), gradients(reference_model))
 
 
-@case
+@register_case
 def selective_around_sharding_units() -> None:
-    """Blocks in a block, and a layer of another dtype, which is sharded by itself."""
+    """Blocks inside a block, and a layer of another dtype, which is a sharding unit of its own."""
 
-    def mixed() -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), TwoTypes(), nn.Linear(WIDTH, WIDTH))
+    def build_two_dtype_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), TwoDtypeBlock(), nn.Linear(WIDTH, WIDTH))
 
-    for build in (lambda: nn.Sequential(Outer(), Outer()), mixed):
-        require_same_gradients(build_seeded(build), None, SELECTIVE, rolled)
+    for build in (lambda: nn.Sequential(Outer(), Outer()), build_two_dtype_model):
+        require_same_gradients(build_seeded(build), None, SELECTIVE, compute_rollout_loss)

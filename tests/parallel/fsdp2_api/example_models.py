@@ -1,4 +1,4 @@
-"""Models of other programs, in plain torch and marked for sharding, and helpers that compare them."""
+"""Models in plain torch that are marked for sharding, as other programs have them, and helpers that compare them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH, SAMPLES = 8, 8
 
 
 class Block(nn.Module):
-    """A residual block that is marked as a class."""
+    """Residual block whose class is marked."""
 
     _fsdp2_shard = True
 
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class OwnMark(Block):
-    """The same, marked as an instance."""
+    """The same block, but each instance is marked and not the class."""
 
     _fsdp2_shard = False
 
@@ -46,7 +46,7 @@ class OwnMark(Block):
 
 
 class Net(nn.Module):
-    """Two marked blocks between layers of the model itself, one of which is never called, and a buffer."""
+    """Model with two marked blocks between layers of its own, of which one is never called, and with a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class Net(nn.Module):
         return self.scale * self.head(x)
 
 
-class Entries(nn.Module):
-    """No forward; two entries, of which one returns what the other takes."""
+class EntryPointModel(nn.Module):
+    """Model without forward. It has two entry points, and one takes the result of the other."""
 
     _fsdp2_forward_methods = ("encode", "generate")
 
@@ -83,7 +83,7 @@ class Entries(nn.Module):
 
 @dataclass(frozen=True)
 class Note:
-    """The inner one of two dataclasses."""
+    """Dataclass inside `Latent`."""
 
     count: int
     weights: Tensor
@@ -92,14 +92,14 @@ class Note:
 
 @dataclass(frozen=True)
 class Latent:
-    """Tensors at several depths, beside what is none."""
+    """Dataclass with tensors at several depths, and with values that are not tensors."""
 
     parts: dict[str, list[Tensor]]
     note: Note
 
 
 class Outer(nn.Module):
-    """A marked block with marked blocks inside."""
+    """Marked block with marked blocks inside."""
 
     _fsdp2_shard = True
 
@@ -115,7 +115,7 @@ class Outer(nn.Module):
 
 
 class Nested(nn.Module):
-    """Blocks in a block, one of which has a second place in the model."""
+    """Model with blocks inside a block, of which one is registered a second time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,8 +126,8 @@ class Nested(nn.Module):
         return self.again(self.outer(x))
 
 
-class Reversed(nn.Module):
-    """Blocks that are called in another order than they are registered in."""
+class ReversedBlocks(nn.Module):
+    """Model that calls its blocks in the reverse order of their registration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,13 +139,13 @@ class Reversed(nn.Module):
         return x
 
 
-class Inputs(nn.Module):
-    """Takes tensors inside everything and tells their dtypes."""
+class NestedInputModel(nn.Module):
+    """Model that takes tensors in nested containers and records their dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.block = Block()
-        self.inner = Taker()
+        self.inner = DataclassBlock()
         self.seen: list[torch.dtype] = []
 
     def forward(self, latent: Latent, more: dict[str, list[Tensor]], *, count: Tensor) -> dict[str, Latent]:
@@ -155,8 +155,8 @@ class Inputs(nn.Module):
         return {"out": replace(out, note=replace(out.note, weights=more["y"][0] * out.parts["x"][0]))}
 
 
-class Taker(nn.Module):
-    """A marked block from dataclass to dataclass."""
+class DataclassBlock(nn.Module):
+    """Marked block that takes and returns a dataclass."""
 
     _fsdp2_shard = True
 
@@ -168,8 +168,8 @@ class Taker(nn.Module):
         return replace(latent, parts={"x": [self.linear(latent.parts["x"][0]).sin()]})
 
 
-class TwoTypes(Block):
-    """A block whose norm is of another dtype than its layers."""
+class TwoDtypeBlock(Block):
+    """Block whose norm has another dtype than its linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,12 +180,12 @@ class TwoTypes(Block):
         return x + self.contract(nn.functional.gelu(self.expand(y)))
 
 
-class Mixed(nn.Module):
-    """Blocks of three dtypes, one of two, and layers of two dtypes in the model itself."""
+class MixedDtypeModel(nn.Module):
+    """Model with blocks of three dtypes, a block with two dtypes, and layers of two dtypes of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(torch.float64), Block(torch.bfloat16), Block(), TwoTypes()])
+        self.blocks = nn.ModuleList([Block(torch.float64), Block(torch.bfloat16), Block(), TwoDtypeBlock()])
         self.head = nn.Linear(WIDTH, WIDTH)
         self.shift = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
 
@@ -196,7 +196,7 @@ class Mixed(nn.Module):
 
 
 class Planned(nn.Module):
-    """A model with a plan of tensor parallelism."""
+    """Model with a plan of tensor parallelism."""
 
     def __init__(self, plan: dict[str, str], hidden: int = 12) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Planned(nn.Module):
 
 
 class Coder(nn.Module):
-    """A marked block whose entry points are not its forward; what they return is a view."""
+    """Marked block with two entry points instead of a forward. They return views."""
 
     _fsdp2_shard = True
     _fsdp2_forward_methods = ("encode", "decode")
@@ -230,7 +230,7 @@ class Coder(nn.Module):
 
 
 class Coders(nn.Module):
-    """Two such blocks in a model that returns a view itself."""
+    """Model with two blocks `Coder`, which returns a view itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,10 +244,10 @@ class Coders(nn.Module):
         return x.flatten(1).unflatten(1, (3, WIDTH))
 
 
-def build_seeded(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """Return a model with the same weights wherever it is built."""
+def build_seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """Return a model whose weights depend only on the seed, so that they are equal on all ranks."""
     torch.manual_seed(seed)
-    return kind()
+    return build()
 
 
 def samples(seed: int = 1) -> Tensor:
@@ -261,7 +261,7 @@ def local_share(batch: Tensor) -> Tensor:
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole gradients by plain name; collective where the model is sharded."""
+    """Collective, if the model is sharded: return the full gradients by name, without prefixes of wrappers."""
     return {
         strip_wrapper_prefixes(name): to_full_tensor(p.grad)
         for name, p in model.named_parameters()
@@ -270,7 +270,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole weights by plain name; collective where the model is sharded."""
+    """Collective, if the model is sharded: return the full weights by name, without prefixes of wrappers."""
     return {strip_wrapper_prefixes(name): to_full_tensor(p) for name, p in model.named_parameters()}
 
 
@@ -278,13 +278,13 @@ def reference_gradients(
     model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], seed: int = 1
 ) -> dict[str, Tensor]:
     """Return the gradients of a copy of `model` on the whole batch in one process."""
-    alone = copy.deepcopy(model)
-    loss(alone, samples(seed)).backward()
-    return gradients(alone)
+    reference_model = copy.deepcopy(model)
+    loss(reference_model, samples(seed)).backward()
+    return gradients(reference_model)
 
 
 def mean_square_loss(model: nn.Module, x: Tensor) -> Tensor:
-    """Return the usual loss."""
+    """Return the mean square of the output in float32."""
     return model(x).float().square().mean()
 
 
@@ -296,7 +296,7 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> 
 
 
 def describe_error(call: Callable[[], Any]) -> str:
-    """Return the type and text of what `call` raises."""
+    """Return the type and text of the error that `call` raises, or ``nothing``."""
     try:
         call()
     except Exception as error:
@@ -304,10 +304,10 @@ def describe_error(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def require_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    """Compare tensor by tensor, each in units of its own norm and of the largest one."""
-    assert got.keys() == expected.keys(), f"{sorted(got.keys() ^ expected.keys())} are in one alone"
+def require_close(tensors: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    """Require that the norm of each difference is small relative to the norm of its tensor and to the largest norm."""
+    assert tensors.keys() == expected.keys(), f"{sorted(tensors.keys() ^ expected.keys())} are in one alone"
     largest = max(value.norm() for value in expected.values())
     for name, value in expected.items():
-        off = (got[name].to(value.dtype) - value).norm()
-        assert off <= tolerance * (value.norm() + 0.01 * largest), f"{name} is off by {off} of {value.norm()}"
+        error = (tensors[name].to(value.dtype) - value).norm()
+        assert error <= tolerance * (value.norm() + 0.01 * largest), f"{name} is off by {error} of {value.norm()}"

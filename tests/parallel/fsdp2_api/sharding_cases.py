@@ -1,4 +1,4 @@
-"""Cases of sharding foreign networks: calls without gradients, dtypes, memory formats, switches of the config."""
+"""Cases of sharding: calls without gradients, dtypes, memory formats, and options of the config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from credit.train.build.model import build_mixed_precision_policy
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Block,
-    Entries,
+    EntryPointModel,
     Net,
     build_seeded,
     describe_error,
@@ -30,14 +30,14 @@ from tests.parallel.fsdp2_api.example_models import (
     samples,
     weights,
 )
-from tests.parallel.fsdp2_api.gradient_cases import BF16, case, require_same_gradients
+from tests.parallel.fsdp2_api.gradient_cases import BF16, register_case, require_same_gradients
 from tests.unit.models.small import SETTINGS
 
 KEEP_GATHERED = {"trainer": {"parallelism": {"reshard_after_forward": False}}}
 
 
-class Together(Entries):
-    """A forward that calls its own entry points and a layer of its own after them."""
+class ForwardWithEntryPoints(EntryPointModel):
+    """Model with a forward that calls the entry points, and a layer of the model itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.generate(self.encode(x)) + self.head(x)
@@ -51,34 +51,36 @@ def call_entry_points(model: nn.Module, x: Tensor) -> Tensor:
     return model.generate(model.encode(x))
 
 
-@case
+@register_case
 def optimizer_after_calls_without_gradients() -> None:
-    """Gathered weights that a call leaves are not the parameters that train."""
-    for make, call in (
+    """After a call without gradients, the optimizer must get the sharded parameters and not gathered weights."""
+    for build, call in (
         (Net, call_forward),
-        (Entries, call_entry_points),
-        (Together, call_entry_points),
-        (Together, call_forward),
+        (EntryPointModel, call_entry_points),
+        (ForwardWithEntryPoints, call_entry_points),
+        (ForwardWithEntryPoints, call_forward),
     ):
         for conf in ({}, KEEP_GATHERED):
-            model = fsdp2.apply_fsdp2(build_seeded(make), None, conf)
+            model = fsdp2.apply_fsdp2(build_seeded(build), None, conf)
             with torch.no_grad():
                 call(model, local_share(samples()))
             assert all(isinstance(p, DTensor) for p in model.parameters())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            before = weights(model)
+            weights_before = weights(model)
             call(model, local_share(samples())).square().mean().backward()
             optimizer.step()
-            unchanged_names = {name for name, value in weights(model).items() if torch.equal(value, before[name])}
+            unchanged_names = {
+                name for name, value in weights(model).items() if torch.equal(value, weights_before[name])
+            }
             assert unchanged_names <= {"unused.weight", "unused.bias"}, f"{unchanged_names} did not train"
             with torch.inference_mode():
                 call(model, local_share(samples()))
             assert all(isinstance(p, DTensor) for p in model.parameters())
 
 
-@case
+@register_case
 def a_call_without_gradients_before_the_backward_pass() -> None:
-    """The backward pass gathers again what a call in between has freed; also after a call that failed."""
+    """The backward pass gathers weights that a call in between has freed, also after a call that failed."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         first_loss = mean_square_loss(model, x)
@@ -91,7 +93,7 @@ def a_call_without_gradients_before_the_backward_pass() -> None:
         require_same_gradients(build_seeded(Net), None, conf, loss)
 
 
-@case
+@register_case
 def weights_stay_whole_for_the_backward_pass() -> None:
     for conf, stays_gathered in ((KEEP_GATHERED, True), ({}, False)):
         model = build_seeded(Net)
@@ -104,7 +106,7 @@ def weights_stay_whole_for_the_backward_pass() -> None:
 
 
 class NoiseLevel(nn.Module):
-    """Takes a number whose size a cast to bfloat16 would change."""
+    """Model with an input number that a cast to bfloat16 would change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ class NoiseLevel(nn.Module):
         return self.block(x.to(self.block.norm.weight.dtype)) * level
 
 
-@case
+@register_case
 def inputs_keep_their_dtypes_on_request() -> None:
     level = torch.tensor([0.0123456])
     for cast in (True, False):
@@ -127,9 +129,9 @@ def inputs_keep_their_dtypes_on_request() -> None:
         assert model.block.expand.weight.grad is not None
 
 
-@case
+@register_case
 def the_trainers_policy_reaches_its_model() -> None:
-    """The same key of a checked config; WXFormer casts its input itself."""
+    """The key in a checked config has the same effect. WXFormer casts its input itself, so gradients stay the same."""
     mesh = init_device_mesh("cpu", (4,))
     results = []
     for cast in (True, False):
@@ -146,12 +148,12 @@ def the_trainers_policy_reaches_its_model() -> None:
     assert all(torch.equal(value, results[0][name]) for name, value in results[1].items())
 
 
-def parametrized_spectral_norm() -> Net:
+def build_parametrized_net() -> Net:
     model = Net()
     for block in model.blocks:
         parametrizations.spectral_norm(block.expand)
         parametrizations.spectral_norm(block.contract)
-    # a hook on a weight of another name
+    # A hook on a weight with another name.
     model.head.kernel = nn.Parameter(torch.eye(WIDTH))
     nn.utils.spectral_norm(model.head, "kernel")
     model.head.forward = lambda x: nn.functional.linear(x, model.head.kernel, model.head.bias)
@@ -159,18 +161,18 @@ def parametrized_spectral_norm() -> Net:
     return model
 
 
-@case
+@register_case
 def parametrized_spectral_norm_in_bfloat16() -> None:
     conf = {"trainer": {"amp": True, "fsdp2_mp_policy": {}}, "model": {"use_spectral_norm": True}}
-    model, alone = build_seeded(parametrized_spectral_norm), build_seeded(parametrized_spectral_norm)
-    mean_square_loss(alone, samples()).backward()
+    model, reference_model = build_seeded(build_parametrized_net), build_seeded(build_parametrized_net)
+    mean_square_loss(reference_model, samples()).backward()
     fsdp2.apply_fsdp2(model, None, conf)
     mean_square_loss(model, local_share(samples())).backward()
-    require_close(gradients(model), gradients(alone), 0.1)
+    require_close(gradients(model), gradients(reference_model), 0.1)
 
 
-class Scaled(nn.Module):
-    """A block whose own weight is of another dtype than the layers inside, one of which holds a third."""
+class MixedDtypeBlock(nn.Module):
+    """Block whose own weight is float64 and whose layers are float32, except a float64 norm inside a layer."""
 
     _fsdp2_shard = True
 
@@ -185,38 +187,38 @@ class Scaled(nn.Module):
         return x + self.last.norm(self.gain * y.to(self.last.norm.weight.dtype)).to(x.dtype)
 
 
-class Holder(nn.Module):
-    """A module of another dtype around layers of the usual one."""
+class MarkedAndUnmarkedBlocks(nn.Module):
+    """Model with a marked block and an unmarked block of mixed dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.head, self.middle = nn.Linear(WIDTH, WIDTH), Scaled()
+        self.head, self.middle = nn.Linear(WIDTH, WIDTH), MixedDtypeBlock()
         self.middle._fsdp2_shard = False
-        self.block = Scaled()
+        self.block = MixedDtypeBlock()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.middle(self.block(x))).sin()
 
 
-@case
+@register_case
 def dtypes_inside_each_other() -> None:
     for conf in ({}, {"trainer": {"activation_checkpoint": True}}):
-        require_same_gradients(build_seeded(Holder), None, conf)
-    require_same_gradients(build_seeded(Holder), None, BF16, tolerance=0.1)
+        require_same_gradients(build_seeded(MarkedAndUnmarkedBlocks), None, conf)
+    require_same_gradients(build_seeded(MarkedAndUnmarkedBlocks), None, BF16, tolerance=0.1)
 
 
-def channels_last() -> nn.Module:
+def build_channels_last() -> nn.Module:
     model = nn.Sequential(nn.Conv2d(1, WIDTH, 3), nn.Conv2d(WIDTH, WIDTH, 3), nn.Flatten(1))
     return model.to(memory_format=torch.channels_last)
 
 
-@case
+@register_case
 def weights_in_another_memory_format() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         x = x.repeat(1, 2, 1).unsqueeze(1).to(memory_format=torch.channels_last)
         return model(x).square().mean()
 
-    require_same_gradients(build_seeded(channels_last), None, {}, loss)
+    require_same_gradients(build_seeded(build_channels_last), None, {}, loss)
     transposed = build_seeded(Net)
     transposed.head.weight = nn.Parameter(transposed.head.weight.detach().t())
     require_same_gradients(transposed, None, {})

@@ -30,25 +30,25 @@ from tests.parallel.fsdp2_api.example_models import (
     take_step,
     weights,
 )
-from tests.parallel.fsdp2_api.gradient_cases import CHECKPOINTED, case
+from tests.parallel.fsdp2_api.gradient_cases import CHECKPOINTED, register_case
 from tests.parallel.training.cases import to_full_tensor
 
 
-@case
+@register_case
 def state_dict_and_back() -> None:
     plain_model = build_seeded(Net)
     expected = {name: value.clone() for name, value in plain_model.state_dict().items()}
     model = fsdp2.apply_fsdp2(plain_model, None, CHECKPOINTED)
     with torch.no_grad():
-        model(local_share(samples()))  # leaves some weights whole
+        model(local_share(samples()))  # Leaves some weights gathered.
     state = fsdp2.fsdp2_state_dict(model)
     run_on_all_ranks(lambda: require_equal(dict(state), expected if dist.get_rank() == 0 else {}))
     for value in state.values():
         value.zero_()
-    run_on_all_ranks(lambda: require_equal(model.scale, expected["scale"]))  # it was a copy
+    run_on_all_ranks(lambda: require_equal(model.scale, expected["scale"]))  # The state is a copy.
     require_equal(weights(model), {name: value for name, value in expected.items() if name != "scale"})
     other_model = fsdp2.apply_fsdp2(build_seeded(Net, seed=9), None, {})
-    given_state = dict(expected) if dist.get_rank() == 0 else None  # the others' argument is not read
+    given_state = dict(expected) if dist.get_rank() == 0 else None  # The argument of other ranks is not read.
     fsdp2.fsdp2_load_state_dict(other_model, given_state)
     require_equal(weights(other_model), {name: value for name, value in expected.items() if name != "scale"})
     run_on_all_ranks(lambda: require_equal(given_state, expected if given_state else None))
@@ -58,7 +58,7 @@ def state_dict_and_back() -> None:
     )
 
 
-@case
+@register_case
 def meta_device_first() -> None:
     with torch.device("meta"):
         model = fsdp2.apply_fsdp2(Net(), None, CHECKPOINTED)
@@ -70,10 +70,10 @@ def meta_device_first() -> None:
     require_close(gradients(model), expected)
 
 
-@case
+@register_case
 def wrong_state_dicts() -> None:
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
-    before, whole_state = weights(model), build_seeded(Net, seed=1).state_dict()
+    weights_before, whole_state = weights(model), build_seeded(Net, seed=1).state_dict()
     for changes, fragments in (
         ({"head.weight": None}, ("head.weight is missing",)),
         ({"tail": torch.zeros(2)}, ("tail is unknown",)),
@@ -86,73 +86,77 @@ def wrong_state_dicts() -> None:
         )
         assert message.startswith("CheckpointError") and all(word in message for word in fragments), message
     after = weights(model)
-    assert all(torch.equal(value, before[name]) for name, value in after.items()), "it was loaded in part"
+    assert all(torch.equal(value, weights_before[name]) for name, value in after.items()), "it was loaded in part"
 
 
-@case
+@register_case
 def optimizer_state_and_back() -> None:
-    for make in (
-        lambda ps: torch.optim.AdamW(ps, lr=0.1, betas=(0.8, 0.9), fused=True),
-        lambda ps: torch.optim.AdamW(ps, lr=0.1, amsgrad=True),
-        lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
-        lambda ps: torch.optim.SGD(ps, lr=0.1),
+    for build_optimizer in (
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.1, betas=(0.8, 0.9), fused=True),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     ):
         for steps in (2, 0):
-            check_optimizer(make, steps)
+            check_optimizer(build_optimizer, steps)
 
 
-def check_optimizer(make: Callable[[Any], torch.optim.Optimizer], steps: int) -> None:
-    """Save after some steps, train on as if nothing were, and let another run take the next steps from there."""
+def check_optimizer(build_optimizer: Callable[[Any], torch.optim.Optimizer], steps: int) -> None:
+    """Save a state, take further steps, and require that a run that loads the state takes the same steps."""
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, CHECKPOINTED)
-    optimizer, plain_model = make(model.parameters()), build_seeded(Net)
-    plain_optimizer = make(plain_model.parameters())
+    optimizer, plain_model = build_optimizer(model.parameters()), build_seeded(Net)
+    plain_optimizer = build_optimizer(plain_model.parameters())
     for step in range(steps):
         take_step(model, optimizer, step)
         mean_square_loss(plain_model, samples(step)).backward()
         plain_optimizer.step()
         plain_optimizer.zero_grad()
     with torch.no_grad():
-        model(local_share(samples()))  # leaves some weights whole
-    state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    snapshot = copy.deepcopy(saved)
-    run_on_all_ranks(lambda: dist.get_rank() == 0 and require_like_one_process(saved, plain_model, plain_optimizer))
+        model(local_share(samples()))  # Leaves some weights gathered.
+    state, saved_state = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    snapshot = copy.deepcopy(saved_state)
+    run_on_all_ranks(
+        lambda: dist.get_rank() == 0 and require_state_of_one_process(saved_state, plain_model, plain_optimizer)
+    )
     for step in (10, 11):
         take_step(model, optimizer, step)
-    run_on_all_ranks(lambda: require_equal(saved, snapshot))  # it was a copy
-    resumed = fsdp2.apply_fsdp2(build_seeded(Net, seed=9), None, {})
-    resumed_optimizer = make(resumed.parameters())
-    take_step(resumed, resumed_optimizer, 3)  # the unused layer has no state, the others have a wrong one
-    fsdp2.fsdp2_load_state_dict(resumed, state)
-    fsdp2.fsdp2_load_optimizer_state_dict(resumed, resumed_optimizer, saved)
-    run_on_all_ranks(lambda: require_equal(saved, snapshot))  # nor does loading change it
-    for key, value in resumed_optimizer.state.get(resumed.unused.weight, {}).items():
+    run_on_all_ranks(lambda: require_equal(saved_state, snapshot))  # The state is a copy.
+    resumed_model = fsdp2.apply_fsdp2(build_seeded(Net, seed=9), None, {})
+    resumed_optimizer = build_optimizer(resumed_model.parameters())
+    take_step(resumed_model, resumed_optimizer, 3)  # The unused layer has no state, and the others have a wrong state.
+    fsdp2.fsdp2_load_state_dict(resumed_model, state)
+    fsdp2.fsdp2_load_optimizer_state_dict(resumed_model, resumed_optimizer, saved_state)
+    run_on_all_ranks(lambda: require_equal(saved_state, snapshot))  # Loading does not change the state.
+    for key, value in resumed_optimizer.state.get(resumed_model.unused.weight, {}).items():
         assert not torch.count_nonzero(to_full_tensor(value)), f"{key} does not start from zero"
         assert isinstance(value, DTensor) or value.dim() == 0
     assert resumed_optimizer.param_groups[0].get("betas") == optimizer.param_groups[0].get("betas")
     for step in (10, 11):
-        take_step(resumed, resumed_optimizer, step)
+        take_step(resumed_model, resumed_optimizer, step)
     expected = weights(model)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items()), "other steps"
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed_model).items()), "other steps"
 
 
-def require_like_one_process(
-    saved: dict[str, Any], plain_model: nn.Module, plain_optimizer: torch.optim.Optimizer
+def require_state_of_one_process(
+    saved_state: dict[str, Any], plain_model: nn.Module, plain_optimizer: torch.optim.Optimizer
 ) -> None:
-    """Compare a gathered state with that of one process."""
+    """Require that a gathered optimizer state is that of one process."""
     names = [name for name, _ in plain_model.named_parameters()]
-    assert [group["params"] for group in saved["param_groups"]] == [names]
+    assert [group["params"] for group in saved_state["param_groups"]] == [names]
     expected = {
         name: plain_optimizer.state[p] for name, p in plain_model.named_parameters() if plain_optimizer.state.get(p)
     }
-    assert saved["state"].keys() == expected.keys()
+    assert saved_state["state"].keys() == expected.keys()
     for name, entry in expected.items():
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                torch.testing.assert_close(saved["state"][name][key], value, rtol=1e-4, atol=1e-6, msg=f"{name} {key}")
+                torch.testing.assert_close(
+                    saved_state["state"][name][key], value, rtol=1e-4, atol=1e-6, msg=f"{name} {key}"
+                )
 
 
 def require_equal(value: Any, other_value: Any) -> None:
-    """Compare nested values bit for bit, types included."""
+    """Require that nested values and their types are equal bit for bit."""
     assert type(value) is type(other_value)
     if isinstance(value, dict):
         assert value.keys() == other_value.keys()
@@ -168,22 +172,24 @@ def require_equal(value: Any, other_value: Any) -> None:
         assert value == other_value
 
 
-@case
+@register_case
 def optimizer_in_other_groups() -> None:
-    """Settings follow the parameter; a list instead of betas, as some files have it, does no harm."""
+    """Settings of a group follow its parameters. A list instead of a tuple of betas, as in some files, is accepted."""
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
-    decayed, vectors_and_scalars = ([p for p in model.parameters() if (p.dim() > 1) is many] for many in (True, False))
+    matrices, vectors_and_scalars = (
+        [p for p in model.parameters() if (p.dim() > 1) is is_matrix] for is_matrix in (True, False)
+    )
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "lr": 0.3}, {"params": vectors_and_scalars, "lr": 0.2, "weight_decay": 0.0}]
+        [{"params": matrices, "lr": 0.3}, {"params": vectors_and_scalars, "lr": 0.2, "weight_decay": 0.0}]
     )
     take_step(model, optimizer, 0)
-    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    for group in saved.get("param_groups", []):
+    saved_state = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    for group in saved_state.get("param_groups", []):
         group["betas"] = list(group["betas"])
     regrouped_optimizer = torch.optim.AdamW(
-        [{"params": vectors_and_scalars}, {"params": decayed[:3]}, {"params": decayed[3:]}]
+        [{"params": vectors_and_scalars}, {"params": matrices[:3]}, {"params": matrices[3:]}]
     )
-    fsdp2.fsdp2_load_optimizer_state_dict(model, regrouped_optimizer, saved)
+    fsdp2.fsdp2_load_optimizer_state_dict(model, regrouped_optimizer, saved_state)
     settings = [(group["lr"], group["weight_decay"]) for group in regrouped_optimizer.param_groups]
     assert settings == [(0.2, 0.0), (0.3, 0.01), (0.3, 0.01)]
     assert regrouped_optimizer.param_groups[0]["betas"] == (0.9, 0.999)
@@ -192,18 +198,18 @@ def optimizer_in_other_groups() -> None:
             assert torch.equal(to_full_tensor(value), to_full_tensor(regrouped_optimizer.state[parameter][key]))
 
 
-@case
+@register_case
 def wrong_optimizer_states() -> None:
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)
-    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    wrong_states = [None, *(copy.deepcopy(saved) for _ in range(5))]
+    saved_state = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    wrong_states = [None, *(copy.deepcopy(saved_state) for _ in range(5))]
     if dist.get_rank() == 0:
         wrong_states[1]["state"]["head.weight"]["exp_avg"] = torch.zeros(4, 8)
         wrong_states[2]["state"]["tail"] = wrong_states[2]["state"]["head.weight"]
         wrong_states[3]["param_groups"][0]["params"].remove("head.bias")
-        wrong_states[4]["state"] = [*saved["state"]]
+        wrong_states[4]["state"] = [*saved_state["state"]]
         wrong_states[5]["state"]["head.weight"] = torch.zeros(8, 8)
     shapes = "head.weight/exp_avg is (4, 8), here (8, 8)"
     fragments = [
@@ -222,15 +228,15 @@ def wrong_optimizer_states() -> None:
     assert message.startswith(ConfigError.__name__) and "after the model has been sharded" in message, message
 
 
-@case
+@register_case
 def states_that_are_not_whole() -> None:
-    """State on which rank 0 alone would fail is refused by all ranks at once."""
+    """All ranks refuse at once a state on which only rank 0 would fail."""
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)
-    before, whole_state = weights(model), build_seeded(Net, seed=1).state_dict()
+    weights_before, whole_state = weights(model), build_seeded(Net, seed=1).state_dict()
     start_seconds = time.monotonic()
-    for wrong_state, fragments in (
+    for wrong_state, fragment in (
         (model.state_dict(), "embed.weight is only a rank's part (a DTensor)"),
         (whole_state | {"head.weight": torch.empty(WIDTH, WIDTH, device="meta")}, "head.weight has no values"),
         (whole_state | {"head.weight": torch.eye(WIDTH).to_sparse()}, "head.weight is a sparse or quantized tensor"),
@@ -238,11 +244,11 @@ def states_that_are_not_whole() -> None:
         (whole_state | {"scale": lambda: 3}, "scale is not a tensor"),
     ):
         message = describe_error(lambda wrong_state=wrong_state: fsdp2.fsdp2_load_state_dict(model, wrong_state))
-        assert message.startswith("CheckpointError: state dict: ") and fragments in message, message
-    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+        assert message.startswith("CheckpointError: state dict: ") and fragment in message, message
+    saved_state = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
     parts = {strip_wrapper_prefixes(name): optimizer.state.get(p, {}) for name, p in model.named_parameters()}
     names = [strip_wrapper_prefixes(name) for name, _ in model.named_parameters()]
-    for wrong_state, fragments in (
+    for wrong_state, fragment in (
         (optimizer.state_dict(), "parameters are numbers"),
         (
             {"state": parts, "param_groups": [{"params": names}]},
@@ -255,28 +261,28 @@ def states_that_are_not_whole() -> None:
         message = describe_error(
             lambda wrong_state=wrong_state: fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, wrong_state)
         )
-        assert message.startswith("CheckpointError: ") and fragments in message, message
+        assert message.startswith("CheckpointError: ") and fragment in message, message
     assert time.monotonic() - start_seconds < 30, "the ranks waited for each other"
-    require_equal(weights(model), before)
-    fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, saved)
+    require_equal(weights(model), weights_before)
+    fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, saved_state)
 
 
-@case
+@register_case
 def a_result_that_cannot_be_sent() -> None:
     message = describe_error(lambda: run_on_rank0(lambda: lambda: 3))
     assert message.startswith("CheckpointError: ") and "pickle" in message, message
 
 
-@case
+@register_case
 def names_of_wrappers() -> None:
-    """DDP, FSDP1, torch.compile and checkpointing put their own parts into names, DDP also several times."""
+    """DDP, FSDP1, torch.compile and checkpointing add prefixes to names. DDP may add its prefix several times."""
     plain_model = build_seeded(Net, seed=4)
     expected = plain_model.state_dict()
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, CHECKPOINTED)
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)
-    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    for wrapped in (
+    saved_state = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    for add_prefix in (
         "module.{}".format,
         "module.module.{}".format,
         "_orig_mod.{}".format,
@@ -285,25 +291,25 @@ def names_of_wrappers() -> None:
         lambda name: name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module."),
     ):
         other_model = fsdp2.apply_fsdp2(build_seeded(Net), None, CHECKPOINTED)
-        fsdp2.fsdp2_load_state_dict(other_model, {wrapped(name): value for name, value in expected.items()})
+        fsdp2.fsdp2_load_state_dict(other_model, {add_prefix(name): value for name, value in expected.items()})
         require_equal(weights(other_model), {name: value for name, value in expected.items() if name != "scale"})
-        renamed = {
-            "state": {wrapped(name): entry for name, entry in saved.get("state", {}).items()},
+        prefixed_state = {
+            "state": {add_prefix(name): entry for name, entry in saved_state.get("state", {}).items()},
             "param_groups": [
-                {**group, "params": [wrapped(name) for name in group["params"]]}
-                for group in saved.get("param_groups", [])
+                {**group, "params": [add_prefix(name) for name in group["params"]]}
+                for group in saved_state.get("param_groups", [])
             ],
         }
-        fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, renamed)
+        fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, prefixed_state)
     message = describe_error(
         lambda: fsdp2.fsdp2_load_state_dict(model, expected | {"module.head.bias": expected["head.bias"]})
     )
     assert "head.bias and module.head.bias are the same parameter, head.bias" in message, message
 
 
-@case
+@register_case
 def models_that_are_not_sharded() -> None:
-    """All four functions also take a plain model and one in DDP, whose names do not show it."""
+    """All four functions also take a plain model and a model in DDP. Names in states have no prefix of DDP."""
     expected = build_seeded(Net, seed=4).state_dict()
     for wrap in (lambda model: model, lambda model: nn.parallel.DistributedDataParallel(model)):
         for seed in (0, 4):
@@ -322,10 +328,10 @@ def models_that_are_not_sharded() -> None:
             )
             mean_square_loss(model, samples()).backward()
             optimizer.step()
-            saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-            assert (saved.keys() == {"state", "param_groups"}) == (dist.get_rank() == 0)
+            saved_state = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+            assert (saved_state.keys() == {"state", "param_groups"}) == (dist.get_rank() == 0)
             resumed_optimizer = torch.optim.AdamW(model.parameters())
-            fsdp2.fsdp2_load_optimizer_state_dict(model, resumed_optimizer, saved)
+            fsdp2.fsdp2_load_optimizer_state_dict(model, resumed_optimizer, saved_state)
             assert resumed_optimizer.param_groups[0]["lr"] == 0.1
             for parameter, entry in optimizer.state.items():
                 require_equal(dict(resumed_optimizer.state[parameter]), dict(entry))

@@ -1,4 +1,4 @@
-"""Cases of tensor-parallel plans of foreign networks: split layers compute the same, or are refused."""
+"""Cases of tensor-parallel plans: split layers give the results of one process, or are refused."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.parallel.fsdp2_api.example_models import (
     samples,
     weights,
 )
-from tests.parallel.fsdp2_api.gradient_cases import case
+from tests.parallel.fsdp2_api.gradient_cases import register_case
 
 HIDDEN, HEAD = 12, 4
 
 
 class Gated(nn.Module):
-    """SwiGLU with gate and up in one layer; the outputs are two halves, or ordered hidden unit by hidden unit."""
+    """SwiGLU with gate and up in one layer, whose outputs are in equal parts or interleaved by hidden unit."""
 
     def __init__(self, kind: str, parts: int = 2, interleaved: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Gated(nn.Module):
 
 
 class Gate(nn.Module):
-    """Gate times up, with dropout."""
+    """Product of gate and up, with dropout."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Gate(nn.Module):
 
 
 class Deep(nn.Module):
-    """A feed-forward whose two layers lie at different depths."""
+    """Feed-forward block whose two layers are at different depths."""
 
     _tp_plan = {"net.0.proj": "colwise:2", "net.1": "rowwise"}
 
@@ -98,7 +98,7 @@ class Grouped(nn.Module):
 
 
 class Shifted(nn.Module):
-    """Attention whose heads all use the output of a layer beside it."""
+    """Attention whose heads all use the output of a separate layer."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Shifted(nn.Module):
 
 
 class Fused(nn.Module):
-    """Attention with q, k and v of all heads one behind the other in one layer."""
+    """Attention with a layer whose outputs are first q, then k, then v of all heads."""
 
     _tp_plan = {"to_qkv": "colwise:3", "to_out": "rowwise"}
 
@@ -126,21 +126,27 @@ class Fused(nn.Module):
         return x + self.to_out(y.transpose(1, 2).flatten(2))
 
 
-def require_same_split(make: Callable[[], nn.Module], tensor: int, split: int) -> None:
-    """Split and shard a model and compare gradients, weights and outputs with one process."""
-    grid = init_device_mesh("cpu", (4 // tensor, tensor), mesh_dim_names=("dp", "tp"))
-    model, alone = build_seeded(make), build_seeded(make)
-    mean_square_loss(alone, samples()).backward()
-    names = apply_tensor_parallel(model, grid["tp"])
-    assert len(names) == split, names
-    fsdp2.apply_fsdp2(model, grid["dp"], {})
-    mean_square_loss(model, samples().chunk(4 // tensor)[grid["dp"].get_local_rank()]).backward()
-    require_close(gradients(model), gradients(alone))
+def require_same_split(build: Callable[[], nn.Module], tensor: int, num_split: int) -> None:
+    """Split and shard a model, and require the gradients and weights of one process.
+
+    Args:
+        build: function that builds the model.
+        tensor: number of tensor-parallel ranks.
+        num_split: expected number of split layers.
+    """
+    mesh = init_device_mesh("cpu", (4 // tensor, tensor), mesh_dim_names=("dp", "tp"))
+    model, reference_model = build_seeded(build), build_seeded(build)
+    mean_square_loss(reference_model, samples()).backward()
+    names = apply_tensor_parallel(model, mesh["tp"])
+    assert len(names) == num_split, names
+    fsdp2.apply_fsdp2(model, mesh["dp"], {})
+    mean_square_loss(model, samples().chunk(4 // tensor)[mesh["dp"].get_local_rank()]).backward()
+    require_close(gradients(model), gradients(reference_model))
     for name, value in weights(model).items():
-        assert torch.equal(value, alone.get_parameter(name)), f"{name} is in another order"
+        assert torch.equal(value, reference_model.get_parameter(name)), f"{name} is in another order"
 
 
-@case
+@register_case
 def fused_parts_are_dealt_one_by_one() -> None:
     for tensor in (2, 4):
         for parts in (2, 3):
@@ -150,21 +156,21 @@ def fused_parts_are_dealt_one_by_one() -> None:
         require_same_split(Fused, tensor, 2)
 
 
-@case
+@register_case
 def fused_parts_checkpointed_and_compiled() -> None:
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
-    for compiled in (None, partial(compile_blocks, backend="aot_eager")):
+    for compile_function in (None, partial(compile_blocks, backend="aot_eager")):
         model = build_seeded(partial(Gated, "colwise:2"))
         model._fsdp2_shard = True
         model = nn.Sequential(model)
-        alone = copy.deepcopy(model)
-        mean_square_loss(alone, samples()).backward()
-        parallelize(model, mesh.device_mesh, checkpoint=True, compile_blocks=compiled)
+        reference_model = copy.deepcopy(model)
+        mean_square_loss(reference_model, samples()).backward()
+        parallelize(model, mesh.device_mesh, checkpoint=True, compile_blocks=compile_function)
         mean_square_loss(model, samples().chunk(2)[mesh.data_rank]).backward()
-        require_close(gradients(model), gradients(alone))
+        require_close(gradients(model), gradients(reference_model))
 
 
-@case
+@register_case
 def fused_parts_that_are_not_declared() -> None:
     mesh = init_device_mesh("cpu", (4,))
     half_heads = Grouped(4, 4)
@@ -183,27 +189,27 @@ def fused_parts_that_are_not_declared() -> None:
         assert message.startswith("ConfigError") and all(word in message for word in fragments), message
 
 
-@case
+@register_case
 def fewer_heads_of_keys_than_of_queries() -> None:
     require_same_split(partial(Grouped, 4, 2), 2, 4)
     require_same_split(partial(Grouped, 8, 4), 4, 4)
-    # the only head of multi-query attention is every rank's
+    # Every rank has the only head of keys and values of multi-query attention.
     require_same_split(partial(Grouped, 4, 1, "replicated"), 4, 2)
-    # two heads of keys are not dealt to four ranks: that attention stays whole, the feed-forward is split
+    # Two heads of keys cannot be divided among four ranks, so the attention is not split, but the feed-forward is.
     model = lambda: nn.Sequential(Grouped(4, 2), Gated("colwise:2"))  # noqa: E731
     require_same_split(model, 4, 2)
 
 
-@case
+@register_case
 def what_all_heads_use_beside_their_attention() -> None:
-    """Its gradient is added up where the attention is split, and there alone."""
+    """The gradient of the shared layer is summed over the ranks only if the attention is split."""
     require_same_split(partial(Shifted, 4), 2, 4)
     require_same_split(lambda: nn.Sequential(Shifted(2), Gated("colwise:2")), 4, 2)
 
 
-@case
+@register_case
 def dropout_between_layers_at_different_depths() -> None:
-    """Outside of the split layers all ranks draw the same random numbers, also afterwards."""
+    """After a pass through split layers, all ranks draw the same random numbers."""
     model = build_seeded(partial(Deep, 0.5)).train()
     apply_tensor_parallel(model, init_device_mesh("cpu", (4,)))
     torch.manual_seed(7)
@@ -214,19 +220,19 @@ def dropout_between_layers_at_different_depths() -> None:
 
 
 class Scaled(nn.Linear):
-    """A Linear with a forward of its own."""
+    """Linear layer that overrides forward."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
 
 
-def replaced_forward(layer: nn.Linear) -> None:
+def replace_forward(layer: nn.Linear) -> None:
     layer.forward = lambda x: 2 * nn.Linear.forward(layer, x)
 
 
-@case
+@register_case
 def layers_that_cannot_be_split() -> None:
-    """A layer whose weight a hook makes, or that does more than a product, would give wrong sums without an error."""
+    """Layers whose weight a hook computes, or that do more than a product, would give wrong sums without an error."""
     mesh = init_device_mesh("cpu", (4,))
     changes: list[tuple[Callable[[nn.Module], object], str]] = [
         (lambda m: nn.utils.spectral_norm(m.up), "its weight is not a parameter; a hook"),
@@ -236,21 +242,21 @@ def layers_that_cannot_be_split() -> None:
         (lambda m: parametrizations.spectral_norm(m.up), "_SpectralNorm of its weight has no method share"),
         (lambda m: parametrize.register_parametrization(m.up, "bias", nn.Tanh()), "its bias is not a plain parameter"),
         (lambda m: setattr(m, "up", Scaled(WIDTH, HIDDEN)), "Scaled overrides forward"),
-        (lambda m: replaced_forward(m.up), "its forward was already replaced"),
+        (lambda m: replace_forward(m.up), "its forward was already replaced"),
         (lambda m: setattr(m, "tied", m.down) or setattr(m.norm, "copy", m.up.weight), "shared with another module"),
         (lambda m: fsdp2.apply_fsdp2(m, None, {}), "already sharded or split"),
         (lambda m: apply_tensor_parallel(m, mesh), "already sharded or split"),
     ]
-    for change, fragments in changes:
+    for change, fragment in changes:
         model = build_seeded(lambda: Planned({"down": "rowwise", "up": "colwise"}))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             change(model)
-        before = [id(parameter) for parameter in model.parameters()]
+        parameter_ids = [id(parameter) for parameter in model.parameters()]
         message = describe_error(lambda model=model: apply_tensor_parallel(model, mesh))
-        assert message.startswith("ConfigError") and "Planned._tp_plan[" in message and fragments in message, message
-        assert [id(parameter) for parameter in model.parameters()] == before, "it was split in part"
-    wrapped = nn.parallel.DistributedDataParallel(build_seeded(lambda: Planned({"up": "colwise", "down": "rowwise"})))
-    for call in (lambda: apply_tensor_parallel(wrapped, mesh), lambda: fsdp2.apply_fsdp2(wrapped, None, {})):
+        assert message.startswith("ConfigError") and "Planned._tp_plan[" in message and fragment in message, message
+        assert [id(parameter) for parameter in model.parameters()] == parameter_ids, "it was split in part"
+    ddp_model = nn.parallel.DistributedDataParallel(build_seeded(lambda: Planned({"up": "colwise", "down": "rowwise"})))
+    for call in (lambda: apply_tensor_parallel(ddp_model, mesh), lambda: fsdp2.apply_fsdp2(ddp_model, None, {})):
         message = describe_error(call)
         assert message.startswith("ConfigError: the model: is wrapped in DistributedDataParallel"), message

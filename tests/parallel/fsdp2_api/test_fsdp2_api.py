@@ -1,4 +1,4 @@
-"""credit.parallel.fsdp2 as other programs call it: all cases run in one launch of four ranks."""
+"""Tests of `credit.parallel.fsdp2` as other programs call it. All cases run in one launch of four ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.forked import launch
-from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
+from tests.parallel.fsdp2_api import (  # noqa: F401 (the modules register their cases)
     clip_cases,
     compile_cases,
     entry_point_cases,
@@ -23,18 +23,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The first rank's problem of every case, None where there is none."""
+def errors_by_case(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """Name of a case -> error of the lowest rank that failed, or None."""
     folder: Path = tmp_path_factory.mktemp("api")
-    file, launch_problem = folder / "verdicts.json", None
+    file, launch_error = folder / "verdicts.json", None
     try:
         launch("tests.parallel.fsdp2_api.worker", 4, str(folder))
     except AssertionError as error:
-        launch_problem = f"no rank got so far: {error}"
-    reported = json.loads(file.read_text()) if file.exists() else {}
-    return {name: reported.get(name, launch_problem) for name in CASES} | {"the end": launch_problem}
+        launch_error = f"no rank got so far: {error}"
+    reported_errors = json.loads(file.read_text()) if file.exists() else {}
+    return {name: reported_errors.get(name, launch_error) for name in CASES} | {"the end": launch_error}
 
 
 @pytest.mark.parametrize("name", [*CASES, "the end"])
-def test_on_four_ranks(name: str, verdicts: dict[str, str | None]) -> None:
-    assert verdicts[name] is None, verdicts[name]
+def test_on_four_ranks(name: str, errors_by_case: dict[str, str | None]) -> None:
+    assert errors_by_case[name] is None, errors_by_case[name]

@@ -1,4 +1,4 @@
-"""Worker of test_fsdp2_api: runs the cases on four ranks and writes the error of each, if any."""
+"""Worker of test_fsdp2_api: runs the cases on four ranks and writes the error of each case, if any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from credit.parallel.process_info import process_group, read_process_info
-from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
+from tests.parallel.fsdp2_api import (  # noqa: F401 (the modules register their cases)
     clip_cases,
     compile_cases,
     entry_point_cases,
@@ -23,25 +23,25 @@ from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
 from tests.parallel.fsdp2_api.gradient_cases import CASES
 
 
-def main(folder: Path, chosen: list[str]) -> None:
+def main(folder: Path, case_names: list[str]) -> None:
     torch.set_num_threads(1)
-    verdicts: dict[str, str | None] = {}
-    launch = read_process_info()
-    with process_group(launch, torch.device("cpu"), timeout_minutes=2):
-        for name in chosen or CASES:
-            problem = None
+    errors_by_case: dict[str, str | None] = {}
+    process_info = read_process_info()
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=2):
+        for name in case_names or CASES:
+            error = None
             try:
                 CASES[name]()
             except Exception:
-                problem = f"rank {launch.rank}: {traceback.format_exc()}"
-            problems: list[str | None] = [None] * launch.world
-            dist.all_gather_object(problems, problem)
-            verdicts[name] = next(filter(None, problems), None)
-            if launch.is_main:
-                (folder / "verdicts.json").write_text(json.dumps(verdicts))
-                print(name, verdicts[name] or "passed", flush=True)
-        # A gloo thread that still frees the last collective's tensors when Python ends aborts the process (torch 2.13);
-        # a barrier has none to free, and while the ranks wait in it the thread gets on.
+                error = f"rank {process_info.rank}: {traceback.format_exc()}"
+            errors_by_rank: list[str | None] = [None] * process_info.world
+            dist.all_gather_object(errors_by_rank, error)
+            errors_by_case[name] = next(filter(None, errors_by_rank), None)
+            if process_info.is_main:
+                (folder / "verdicts.json").write_text(json.dumps(errors_by_case))
+                print(name, errors_by_case[name] or "passed", flush=True)
+        # With torch 2.13, the process is aborted if a gloo thread still frees the tensors of the last collective when
+        # Python ends. A barrier has no tensors to free, and gives the thread time to free the earlier ones.
         dist.barrier()
 
 

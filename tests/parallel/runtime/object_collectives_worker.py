@@ -1,4 +1,4 @@
-"""Worker of test_object_collectives: of two ranks one dies while rank 0 sends its result."""
+"""Worker of test_object_collectives: rank 0 of two ranks dies while it sends its result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.parallel.process_info import process_group, read_process_info
 
 
-class Deadly:
-    """Kills the process that sends it."""
+class ResultThatKillsProcess:
+    """Result that kills the process when it is pickled to be sent."""
 
     def __reduce__(self) -> tuple:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -23,18 +23,18 @@ class Deadly:
 
 
 def main(collective: str) -> None:
-    launch = read_process_info()
-    with process_group(launch, torch.device("cpu"), 1):
-        # Rank 1 may still be connecting its groups to rank 0, which must not die before that is done.
+    process_info = read_process_info()
+    with process_group(process_info, torch.device("cpu"), 1):
+        # Rank 1 may still be connecting to rank 0. Rank 0 must not die before all connections exist.
         dist.barrier()
         try:
             if collective == "run_on_rank0":
-                run_on_rank0(Deadly)
+                run_on_rank0(ResultThatKillsProcess)
             else:
-                run_on_all_ranks(lambda: Deadly() if launch.rank == 0 else None)
+                run_on_all_ranks(lambda: ResultThatKillsProcess() if process_info.rank == 0 else None)
         except CheckpointError as error:
             print(error, flush=True)
-            # what is left of the group cannot be taken down together
+            # The process group cannot be destroyed without rank 0, so end without clean-up.
             os._exit(3)
 
 

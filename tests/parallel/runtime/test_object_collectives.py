@@ -1,4 +1,4 @@
-"""A rank whose peer dies during a collective of Python objects ends with an error that says so."""
+"""Tests of collectives of Python objects: results and errors of four ranks, and the loss of a rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.parallel.forked import launch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["run_on_rank0", "run_on_all_ranks"])
-def test_a_rank_that_is_left_alone_says_so(collective: str) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
-               "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}  # fmt: skip
+def test_rank_reports_lost_connection_when_its_peer_dies(collective: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+                   "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}  # fmt: skip
     command = [sys.executable, "-m", "tests.parallel.runtime.object_collectives_worker", collective]
-    ranks = [
+    processes = [
         subprocess.Popen(
             command,
-            env=environ | {"RANK": rank, "LOCAL_RANK": rank},
+            env=environment | {"RANK": rank, "LOCAL_RANK": rank},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -29,13 +29,13 @@ def test_a_rank_that_is_left_alone_says_so(collective: str) -> None:
         for rank in "01"
     ]
     try:
-        outputs = [process.communicate(timeout=200)[0] for process in ranks]
+        outputs = [process.communicate(timeout=200)[0] for process in processes]
     finally:
-        for process in ranks:
+        for process in processes:
             process.kill()
             process.wait()
-    assert ranks[0].returncode == -9, outputs[0]
-    assert ranks[1].returncode == 3 and "the connection to another rank was lost" in outputs[1], outputs[1]
+    assert processes[0].returncode == -9, outputs[0]
+    assert processes[1].returncode == 3 and "the connection to another rank was lost" in outputs[1], outputs[1]
 
 
 @pytest.mark.slow

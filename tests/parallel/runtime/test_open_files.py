@@ -1,4 +1,7 @@
-"""Process groups and connections are open files: a thousand ranks may need more than a shell allows."""
+"""Test of the limit of open files, which `process_group` raises.
+
+Each connection between ranks is an open file, and a thousand ranks may need more than a shell allows.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +14,5 @@ from tests.parallel.forked import launch
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files in /proc")
-def test_ranks_may_open_as_many_files_as_they_need() -> None:
+def test_process_group_raises_the_limit_of_open_files() -> None:
     assert launch("tests.parallel.runtime.open_files_worker", 2, timeout=120).count("is through") == 2

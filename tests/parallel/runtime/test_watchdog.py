@@ -1,4 +1,4 @@
-"""The watchdog names the ranks that a step waits for: those that are stopped, and those that are late."""
+"""Tests of the watchdog, which names the ranks that a step waits for: stopped ranks and late ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.parallel.forked import launch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["silent", "late"])
-def test_the_missing_rank_is_named(kind: str) -> None:
+def test_watchdog_names_the_missing_rank(kind: str) -> None:
     output = launch("tests.parallel.runtime.watchdog_worker", 3, kind, timeout=120)
     assert output.count("is through") == 3
     assert "rank 0 has made no progress for" in output and "(step 3)" in output
@@ -21,10 +21,10 @@ def test_the_missing_rank_is_named(kind: str) -> None:
     assert ("at runtime/watchdog_worker.py" in output) and output.count("waits here") == 3 - (kind == "silent")
 
 
-def test_description_of_the_lag() -> None:
+def test_describe_lag_lists_silent_and_late_ranks() -> None:
     collectives_of_rank0 = {"0 default_pg": [7, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
     collectives_of_rank1 = {"0 default_pg": [6, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
-    before = {
+    last_statuses = {
         0: {
             "beats": 1,
             "count": 5,
@@ -42,8 +42,10 @@ def test_description_of_the_lag() -> None:
         2: {"beats": 1, "count": 4, "activity": "step 4", "code_line": None, "collectives": {}},
         3: None,
     }
-    now = {rank: status and {**status, "beats": 2} for rank, status in before.items()} | {2: before[2]}
-    assert describe_lag(before, now) == [
+    statuses = {rank: status and {**status, "beats": 2} for rank, status in last_statuses.items()} | {
+        2: last_statuses[2]
+    }
+    assert describe_lag(last_statuses, statuses) == [
         "silent, so stopped or dead: ranks 2, 3",
         "behind: rank 1 (step 4)",
         "at a.py:1 in f: rank 0",
@@ -53,14 +55,14 @@ def test_description_of_the_lag() -> None:
     ]
 
 
-def test_one_process_has_nothing_to_watch() -> None:
-    before = read_last_collectives()  # of groups that this process had
+def test_watchdog_of_one_process_records_no_collectives() -> None:
+    last_collectives = read_last_collectives()  # Of groups that earlier tests of this process had.
     with Watchdog(None, 0, 1, patience=1) as watchdog:
         watchdog.record_activity("step 1")
-    assert read_last_collectives() == before
+    assert read_last_collectives() == last_collectives
 
 
 def test_some_ranks_report_a_failure_without_a_store() -> None:
-    """The store is lost with the host of rank 0."""
-    reporting = [rank for rank in range(1024) if Watchdog(None, rank, 1024, patience=1).may_report_failure()]
-    assert reporting == list(range(0, 1024, 128))
+    """If the host of rank 0 is lost, the store is lost with it. Every 128th rank may then report the failure."""
+    reporting_ranks = [rank for rank in range(1024) if Watchdog(None, rank, 1024, patience=1).may_report_failure()]
+    assert reporting_ranks == list(range(0, 1024, 128))

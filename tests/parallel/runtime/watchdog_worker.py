@@ -1,4 +1,4 @@
-"""Ranks of which one stops in the middle; run under torchrun by the test."""
+"""Worker of test_watchdog: rank 1 of three ranks stops, or is late, in the fourth step."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ from credit.parallel.watchdog import Watchdog
 
 
 def main(silent: bool) -> None:
-    """Rank 1 stays away from the fourth sum: stopped as a whole (`silent`), or only late."""
+    """Take four steps, of which rank 1 begins the last collective 7 s late.
+
+    Args:
+        silent: True if the whole process of rank 1 is stopped for this time, False if only its main thread waits.
+    """
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    launch = read_process_info()
+    process_info = read_process_info()
     with (
-        process_group(launch, torch.device("cpu"), 1) as store,
-        Watchdog(store, launch.rank, launch.world, patience=1.5, beat=0.3) as watchdog,
+        process_group(process_info, torch.device("cpu"), 1) as store,
+        Watchdog(store, process_info.rank, process_info.world, patience=1.5, beat=0.3) as watchdog,
     ):
-        for number in range(4):
-            watchdog.record_activity(f"step {number}")
-            if launch.rank == 1 and number == 3:
+        for step in range(4):
+            watchdog.record_activity(f"step {step}")
+            if process_info.rank == 1 and step == 3:
                 if silent:
-                    # somebody else has to wake it up again
+                    # A stopped process cannot continue itself, so another process does it.
                     subprocess.Popen(["sh", "-c", f"sleep 7; kill -CONT {os.getpid()}"])
                     os.kill(os.getpid(), signal.SIGSTOP)
                 else:
                     threading.Event().wait(7)
             dist.all_reduce(torch.ones(3))
-        print(f"rank {launch.rank} is through", flush=True)
+        print(f"rank {process_info.rank} is through", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cases that are compared between one process and many: variants of the network, trained by the real training step."""
+"""Cases for comparisons of several ranks with one process: variants of a network and of its training step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "2x1x2": {"data": "fsdp2", "replicate": 2, "tensor": 2},
     "ddp": {"data": "ddp"},
 }
-# Meshes whose ranks share the members of a sample, by the number of ranks
+# Number of ranks -> meshes whose ranks share the members of a sample.
 ENSEMBLE_MESHES: dict[int, dict[str, dict[str, Any]]] = {
     2: {"ens 2": {"data": "fsdp2", "ensemble": 2}},
     4: {
@@ -92,19 +92,19 @@ class Case:
     recompute: bool = False
     amp: bool = False
     steps: int = 5
-    # of an optimizer step, on all ranks together
+    # Samples of an optimizer step, on all ranks together.
     samples: int = 8
     dropout: float = 0.0
-    # More than one member: noise inside the network, and the CRPS.
+    # With more than one member, the network has noise and the loss is the CRPS.
     members: int = 1
     members_at_once: int = 1
     global_mean: float = 0.0
     rows: int = ROWS
-    # float64, without clipping, whose factor is float32
+    # Train in float64, and without gradient clipping, whose factor is float32.
     double: bool = False
-    # many ranks normalise weights of one shape together, as they do on GPUs; one process does not
+    # Several ranks normalise weights of the same shape together, as on GPUs. One process normalises each by itself.
     alike: bool = False
-    # Kinds of noise of an ensemble.
+    # Kinds of noise, if there is more than one member.
     noise: tuple[str, ...] = ("global", "cell", "spherical", "dropout")
     optimizer: str = "adamw"
 
@@ -113,8 +113,9 @@ class Case:
         return ",".join(f"{key}={value}" for key, value in asdict(self).items())
 
 
-# Every pair of values of two options is in one of them. A pass through the network takes the same time for
-# any small size, so cases of many passes (micro-steps, rollout steps, members) take two steps only.
+# For any two options from `spectral_norm` to `recompute`, every useful pair of values occurs in a case. The time of a
+# pass through the network is the same for any small size, so cases with many passes (micro-steps, rollout steps,
+# members) take only two steps.
 CASES = [
     Case(False, False, 1, 1, "transposed"),
     Case(True, False, 2, 2, "pixel_shuffle", recompute=True, steps=2),
@@ -123,7 +124,8 @@ CASES = [
     Case(False, False, 2, 1, "pixel_shuffle", optimizer="muon"),
     Case(False, True, 2, 2, "transposed", recompute=True, steps=2),
     Case(True, True, 2, 2, "pixel_shuffle", recompute=True, steps=2, members=3),
-    # members shared by ranks: rows of the loss are divided, then channels, then both kept whole in float64
+    # Cases of `ENSEMBLE_CASES`. Ranks divide the loss by rows, or by channels if it has a global mean. The last case
+    # trains in float64.
     Case(True, False, 2, 3, "transposed", members=4, rows=15, samples=4, steps=2),
     Case(
         False, True, 1, 2, "pixel_shuffle", recompute=True, members=4, members_at_once=2, global_mean=1.0, rows=15,
@@ -131,11 +133,12 @@ CASES = [
     ),
     Case(False, False, 1, 1, "transposed", members=4, rows=15, samples=2, steps=20, double=True),
 ]  # fmt: skip
+# Numbers of the cases whose members are shared by ranks.
 ENSEMBLE_CASES = (7, 8, 9)
-# The ensemble case whose collectives are counted
+# Number of the ensemble case whose collectives are counted.
 COUNTED_CASE = 7
-# Parts of the package compute in float32 in any case, so the float64 case runs where a rank has all samples. Each mesh
-# has the first of them, whose exchanges are counted; the second depends on the mesh least.
+# Every mesh runs `COUNTED_CASE`. Case 8 depends least on the mesh, so only three meshes run it. Some parts of the
+# package always compute in float32, so the float64 case runs only on meshes on which each rank has all samples.
 ENSEMBLE_CASE_NUMBERS = {
     "ens 2": (7, 8, 9),
     "ens 4": (7, 8, 9),
@@ -144,17 +147,23 @@ ENSEMBLE_CASE_NUMBERS = {
     "ens 2 x tensor 2": (7, 9),
     "ens 2 x ddp 2": (7,),
 }
-# all of them sharded, one more also split; on other meshes two that differ in everything
+# FSDP2 alone (4x1) runs all cases that are not in `ENSEMBLE_CASES`, and 2x2 runs three. Other meshes run two
+# cases that differ in most options.
 CASE_NUMBERS = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(7), "2x2": (1, 2, 4)}
-if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: three quarters of an hour
+# With EQUALITY=product in the environment, every mesh runs all combinations of these options. It takes 45 minutes.
+if os.environ.get("EQUALITY") == "product":
     OPTIONS = *2 * [(True, False)], *2 * [(1, 2)], ("transposed", "pixel_shuffle"), (False, True)
-    # without spectral norm there is nothing to do together
-    CASES = [Case(*chosen, alike=alike) for *chosen, alike in product(*OPTIONS) if chosen[0] or not alike]
+    # Without spectral norm, `alike` has no effect.
+    CASES = [
+        Case(*option_values, alike=alike)
+        for *option_values, alike in product(*OPTIONS)
+        if option_values[0] or not alike
+    ]
     CASE_NUMBERS = dict.fromkeys(MESHES, range(len(CASES)))
 
 
 def settings(case: Case) -> dict[str, Any]:
-    """Return what the network is built with."""
+    """Return the keyword arguments of the network."""
     return {
         "image_height": case.rows, "image_width": COLUMNS, "in_channels": 4, "out_channels": 3, "frames": 1,
         "output_frames": 1, "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 4,
@@ -170,7 +179,7 @@ def settings(case: Case) -> dict[str, Any]:
 def build(
     case: Case, mesh: DeviceGrid, data: str, domain_parts: tuple[int, int] | None = None, **changes: Any
 ) -> tuple[nn.Module, bool]:
-    """Return the filled network on its ranks, and whether it runs under autocast."""
+    """Return the network with values and distributed over its ranks, and True if it runs under autocast."""
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**settings(case))
     if case.double:
@@ -190,7 +199,7 @@ def build(
 
 
 def trained_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield initial values, but weights of the noise as after some training: new ones are zeros."""
+    """Yield initial values, but random ones for weights of the noise, which start as zeros and change in training."""
     for name, tensor in initial_values(model, seed=7):
         if name.endswith(("scale_shift.weight", "noise_embed.weight")):
             generator = torch.Generator().manual_seed(len(strip_wrapper_prefixes(name)) * 1000 + tensor.shape[0])
@@ -199,10 +208,10 @@ def trained_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -> tuple[TrainingStep, Any, EMA]:
-    """Return the training step, its optimizer and the average of the weights."""
-    numbers = np.random.default_rng(0)
+    """Return the training step, its optimizer and the moving average of the weights."""
+    random_generator = np.random.default_rng(0)
     zeros = np.zeros(5)
-    std, tendency = numbers.uniform(1, 3, 5), numbers.uniform(0.2, 0.5, 5)
+    std, tendency = random_generator.uniform(1, 3, 5), random_generator.uniform(0.2, 0.5, 5)
     statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
     normalizer = Normalizer(CHANNELS, statistics, {}, {})
     static = torch.randn(1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(5))[part_slices(model)]
@@ -218,8 +227,8 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
             module.double()
         static = static.double()
     stepper = Stepper(model, CHANNELS, normalizer, static, True, None, amp=autocast)
-    conf = TrainerConfig(max_steps=5, optimizer=case.optimizer, learning_rate=1e-3, weight_decay=0.1)
-    optimizer = build_optimizer(model, conf)
+    trainer_config = TrainerConfig(max_steps=5, optimizer=case.optimizer, learning_rate=1e-3, weight_decay=0.1)
+    optimizer = build_optimizer(model, trainer_config)
     average = EMA(model, 0.9)
 
     def build_part_losses(parts: Sequence[LossPart]) -> list[Loss]:
@@ -239,13 +248,13 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     )
     objective = build_objective(context, case)
     max_norm = None if case.double else 1.0
-    settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, max_norm, data_rank=mesh.data_rank)
-    step = TrainingStep(objective, optimizer, average, settings)
+    step_settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, max_norm, data_rank=mesh.data_rank)
+    step = TrainingStep(objective, optimizer, average, step_settings)
     return step, optimizer, average
 
 
 def build_objective(context: ObjectiveContext, case: Case) -> Objective:
-    """Return the objective of a case: one forecast, or an ensemble of them."""
+    """Return the objective of a case: a single forecast, or an ensemble of forecasts."""
     if case.members == 1:
         return DeterministicRollout(context, DeterministicSection())
     section = WXFormerSection.model_validate({"type": "wxformer", "noise": settings(case)["noise"]})
@@ -270,7 +279,7 @@ def gather_field(model: nn.Module, field: Tensor) -> Tensor:
 
 
 def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0, part: tuple[Any, ...] = (...,)) -> Iterator[Batch]:
-    """Yield this rank's micro-batches; each step's samples are the same on any mesh."""
+    """Yield the micro-batches of this rank. All ranks together have the same samples of a step on every mesh."""
     for number in range(first_batch, first_batch + 1000):
         generator = torch.Generator().manual_seed(number)
         shape = (case.samples, 3 + case.rollout, max(3, case.rollout), case.rows, COLUMNS)
@@ -285,7 +294,7 @@ def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0, part: tuple[Any,
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:
-    """Return a DTensor's whole value; collective."""
+    """Collective: return a copy of the full value of a DTensor, or of a plain tensor."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
@@ -296,9 +305,9 @@ def train(
     last_step: AbstractContextManager[Any] | None = None,
     **changes: Any,
 ) -> dict[str, Tensor]:
-    """Train for the case's steps and return output, losses, norms and the first step's gradients, whole.
+    """Collective: train a case and return outputs, losses, norms and the gradients of the first step, as full tensors.
 
-    In float64 also the weights after the last step: in float32 rounding grows too fast for them to be compared.
+    In float64, also return the weights after the last step. In float32, rounding errors grow too fast to compare them.
 
     Args:
         case: network and training.
@@ -319,34 +328,34 @@ def _train(
     step, optimizer, average = build_step(case, model, autocast, mesh)
     gradients: dict[str, Tensor] = {}
 
-    def keep(*_: Any) -> None:
+    def record_first_gradients(*_: Any) -> None:
         if not gradients:
             gradients.update(
                 {strip_wrapper_prefixes(name): to_full_tensor(p.grad) for name, p in model.named_parameters()}
             )
 
-    optimizer.register_step_pre_hook(keep)
+    optimizer.register_step_pre_hook(record_first_gradients)
     model.eval()
     with torch.no_grad():
         x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(3))[part_slices(model)]
-        before = gather_field(model, model(x.double() if case.double else x))
+        initial_output = gather_field(model, model(x.double() if case.double else x))
     model.train()
-    source, losses, norms = batches(case, mesh, part=part_slices(model)), [], []
+    batch_iterator, losses, norms = batches(case, mesh, part=part_slices(model)), [], []
     for number in range(case.steps):
         with last_step if number == case.steps - 1 else nullcontext():
-            result = step(source, number, 1e-3)
+            result = step(batch_iterator, number, 1e-3)
         losses.append(mean_over_ranks(result.loss))
         norms.append(result.grad_norm)
     model.eval()
     with average.applied(), torch.no_grad():
         x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(4))[part_slices(model)]
-        after = gather_field(model, model(x.double() if case.double else x))
+        averaged_output = gather_field(model, model(x.double() if case.double else x))
     weights: dict[str, Tensor] = {}
     if case.double:
         weights = {f"weight/{strip_wrapper_prefixes(n)}": to_full_tensor(p) for n, p in model.named_parameters()}
     results = {
-        "output": before,
-        "output of the average": after,
+        "output": initial_output,
+        "output of the average": averaged_output,
         "loss": torch.stack(losses),
         "norm": torch.stack(norms),
     }
@@ -354,6 +363,6 @@ def _train(
 
 
 def parallelism(name: str) -> ParallelismConfig:
-    """Return the config of one of `MESHES`."""
+    """Return the config of a mesh of `MESHES` or `ENSEMBLE_MESHES`."""
     meshes = MESHES | ENSEMBLE_MESHES[2] | ENSEMBLE_MESHES[4]
     return ParallelismConfig(**meshes[name])

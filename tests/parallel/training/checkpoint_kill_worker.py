@@ -1,6 +1,6 @@
 """Worker of test_checkpoint.py: one of two ranks is lost while both write a file.
 
-Run it with the folder of the test, and with ``killed`` or ``late`` for the kind of loss.
+Its arguments are the folder of the test, and ``killed`` or ``late`` for the kind of loss.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from credit.train.checkpoint.sharded import writer
 from credit.train.checkpoint.sharded.files import write_ranges
 
 
-def die_half_way(path: Path, ranges: Iterable[tuple[int, np.ndarray]], _: int) -> int:
-    """Write half of the bytes of the first range, and kill this process as a lost host or the system would."""
+def write_half_and_die(path: Path, ranges: Iterable[tuple[int, np.ndarray]], _: int) -> int:
+    """Write half of the first range and kill this process, as the loss of its host or the operating system would."""
     offset, content = next(iter(ranges))
     with path.open("r+b" if path.exists() else "wb") as file:
         file.seek(offset)
@@ -38,42 +38,45 @@ def die_half_way(path: Path, ranges: Iterable[tuple[int, np.ndarray]], _: int) -
 
 
 def write_late(path: Path, ranges: Iterable[tuple[int, np.ndarray]], file_size: int) -> int:
-    """Write when the other rank does not wait any more, as after a failure of the file system on one host."""
+    """Write after the other rank has stopped waiting, as after a failure of the file system of one host."""
     time.sleep(2.5)
     return write_ranges(path, ranges, file_size)
 
 
-def require_error_of_every_later_save(store: AsyncCheckpointer, state: dict[str, torch.Tensor]) -> None:
-    """Require that a run does not go on with a warning for each save, none of which can succeed."""
-    store.save(2, {"model": state}, {}, {})
+def require_error_in_later_save(checkpointer: AsyncCheckpointer, state: dict[str, torch.Tensor]) -> None:
+    """Require that a later save raises an error.
+
+    No later save can succeed, so the run must not continue with a warning for each of them.
+    """
+    checkpointer.save(2, {"model": state}, {}, {})
     for _ in range(2):
         try:
-            store.save(3, {"model": state}, {}, {})
+            checkpointer.save(3, {"model": state}, {}, {})
         except LostRanksError as error:
             assert "step_00000002: cannot be saved (the connection to another rank was lost" in str(error)
             return
     raise AssertionError("the run goes on")
 
 
-def main(folder: Path, loss: str) -> None:
+def main(folder: Path, loss_kind: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    if loss == "late":
-        # The threads that write have a group of their own, with a timeout of 30 minutes.
+    if loss_kind == "late":
+        # The writer threads have their own process group. Shorten its timeout of 30 minutes.
         dist.new_group = functools.partial(dist.new_group, timeout=timedelta(seconds=1))
     mesh = init_device_mesh("cpu", (2,))
     state = {"weight": distribute_tensor(torch.arange(2000.0), mesh, [Shard(0)])}
-    store = AsyncCheckpointer(folder)
-    store.save(1, {"model": state}, {}, {}, synchronous=True)
+    checkpointer = AsyncCheckpointer(folder)
+    checkpointer.save(1, {"model": state}, {}, {}, synchronous=True)
     if dist.get_rank() == 1:
-        writer.write_ranges = {"killed": die_half_way, "late": write_late}[loss]
-    if loss == "late":
-        require_error_of_every_later_save(store, state)
+        writer.write_ranges = {"killed": write_half_and_die, "late": write_late}[loss_kind]
+    if loss_kind == "late":
+        require_error_in_later_save(checkpointer, state)
         dist.barrier()
         os._exit(0)
     try:
-        store.save(2, {"model": state}, {}, {}, synchronous=True)
+        checkpointer.save(2, {"model": state}, {}, {}, synchronous=True)
     except CheckpointError as error:
-        # The process group is of no use any more.
+        # The process group cannot be used any more, so end without destroying it.
         print(f"rank 0 says: {error}", flush=True)
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Worker of test_checkpoint.py: each rank saves and loads; run on four ranks with the folder of the test."""
+"""Worker of test_checkpoint.py: four ranks save checkpoints in the folder of the test, and load them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ from credit.train.checkpoint.sharded.reader import read_into
 RANKS = 4
 
 
-class Odd(nn.Module):
-    """Weights that no number of ranks divides, some smaller than the ranks are many, and buffers."""
+class UnevenModel(nn.Module):
+    """Model with buffers, and weights whose rows four ranks cannot divide evenly.
+
+    Some weights have fewer rows than there are ranks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,8 +51,8 @@ class Odd(nn.Module):
         self.register_buffer("count", torch.tensor(0))
 
 
-def values(model: nn.Module) -> dict[str, Tensor]:
-    """Return whole values for every tensor of the model, the same on every rank."""
+def draw_values(model: nn.Module) -> dict[str, Tensor]:
+    """Return full values for every tensor of the model, the same on every rank."""
     generator = torch.Generator().manual_seed(1)
     full_values = {}
     for name, tensor in sorted(model.state_dict().items()):
@@ -59,34 +62,43 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def build_unsharded() -> nn.Module:
-    return Odd()
+    return UnevenModel()
 
 
-def fsdp4() -> nn.Module:
-    return fully_shard(Odd(), mesh=init_device_mesh("cpu", (4,)))
+def build_fsdp4() -> nn.Module:
+    return fully_shard(UnevenModel(), mesh=init_device_mesh("cpu", (4,)))
 
 
-def hybrid() -> nn.Module:
-    return fully_shard(Odd(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+def build_hybrid() -> nn.Module:
+    return fully_shard(UnevenModel(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
-def grid() -> nn.Module:
-    """2 x 2: split layers on (dp, tp), the others flattened over both, so that every kind of mesh occurs at once."""
+def build_grid() -> nn.Module:
+    """Return a model on 2 x 2 ranks with two kinds of mesh.
+
+    The split layers are on the mesh (dp, tp). The other parameters are sharded over a flat mesh of all ranks.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = parallelize_module(Odd(), mesh["tp"], {"column": ColwiseParallel(), "row": RowwiseParallel()})
+    model = parallelize_module(UnevenModel(), mesh["tp"], {"column": ColwiseParallel(), "row": RowwiseParallel()})
     for layer in (model.column, model.row):
         fully_shard(layer, mesh=mesh["dp"])
     return fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"plain": build_unsharded, "fsdp4": fsdp4, "hybrid": hybrid, "grid": grid}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": build_unsharded,
+    "fsdp4": build_fsdp4,
+    "hybrid": build_hybrid,
+    "grid": build_grid,
+}
 
 
-# Number of ranks that save as if they were on one host.
+# Number of ranks that save as if they were on one host, by model.
 RANKS_PER_HOST = {"plain": 4, "fsdp4": 2, "hybrid": 4, "grid": 2}
 
 
-# Only the first of two replicas writes. Where tensor parallelism splits columns, a host needs a file for each of them.
+# Files of a checkpoint, by model. Only the first of two replicas writes. If tensor parallelism splits columns, a host
+# needs a file for each part.
 FILES = {
     "plain": ["index.json", "rank_00000.safetensors"],
     "fsdp4": ["index.json", "rank_00000.safetensors", "rank_00002.safetensors"],
@@ -101,21 +113,21 @@ FILES = {
 }
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the live tensors, and one for each that stands for an optimizer's on the same mesh."""
+def build_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the model itself, and new tensors that stand for the state of an optimizer."""
     model_state = model.state_dict()
     moments = {f"{name}/exp_avg": torch.zeros_like(value) for name, value in model_state.items() if value.ndim}
     return {**model_state, **moments, "steps": torch.tensor(0.0)}
 
 
-def expected_of(full_values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the whole values of `state_of`."""
+def build_expected_state(full_values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the full values that the tensors of `build_state` are given."""
     moments = {f"{name}/exp_avg": -value for name, value in full_values.items() if value.ndim}
     return {**full_values, **moments, "steps": torch.tensor(17.0)}
 
 
 def gather_full_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Collective: return the whole tensors as torch puts them together."""
+    """Collective: return the full tensors as torch gathers them."""
     return {name: v.full_tensor() if isinstance(v, DTensor) else v.clone() for name, v in state.items()}
 
 
@@ -127,8 +139,8 @@ def require_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None
         assert gathered_state[name].dtype == value.dtype, name
 
 
-def fill(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
-    """Give the model its values through `copy_complete_tensors`, the rest by arithmetic on DTensors."""
+def fill_state(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
+    """Set the tensors of the model by `copy_complete_tensors`, and the others by arithmetic on DTensors."""
     checkpoint.copy_complete_tensors(model, {name: expected[name] for name in model.state_dict()}, folder)
     with torch.no_grad():
         for name in state:
@@ -138,7 +150,7 @@ def fill(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor]
 
 
 def require_stored_once(path: Path, expected: dict[str, Tensor]) -> None:
-    """Every element is in exactly one rank's file."""
+    """Require that every element is in the file of exactly one rank."""
     counts = dict.fromkeys(expected, 0)
     for file in (path / "all").glob("*.safetensors"):
         with safe_open(file, "pt") as content:
@@ -148,27 +160,30 @@ def require_stored_once(path: Path, expected: dict[str, Tensor]) -> None:
 
 
 def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
-    """Save on one mesh while the ranks talk to each other, and leave what was saved as it was."""
+    """Save on a mesh and check the files.
+
+    During the save, the tensors are overwritten and the ranks run other collectives. `check_load` checks the values.
+    """
     os.environ["LOCAL_RANK"] = str(dist.get_rank() % RANKS_PER_HOST[kind])
     model = MODELS[kind]()
-    state = state_of(model)
-    fill(model, state, expected, folder)
+    state = build_state(model)
+    fill_state(model, state, expected, folder)
     require_equal(state, expected)
-    with AsyncCheckpointer(folder / kind) as store:
-        path = store.save(1, {"all": state}, {"mask": torch.ones(2)}, {"kind": kind}, links=("latest", "best"))
+    with AsyncCheckpointer(folder / kind) as checkpointer:
+        path = checkpointer.save(1, {"all": state}, {"mask": torch.ones(2)}, {"kind": kind}, links=("latest", "best"))
         for value in state.values():
             local_shard(value).zero_()
         for _ in range(50):
             dist.all_reduce(torch.ones(1000))
-        store.wait()
-        assert store.committed_step == 1
+        checkpointer.wait()
+        assert checkpointer.committed_step == 1
     assert checkpoint.resolve_checkpoint(folder / kind, "best", "key") == path
     require_stored_once(path, expected)
     assert sorted(file.name for file in (path / "all").iterdir()) == FILES[kind]
 
 
-def read_as_first_replica(folder: Path, index: Any, state: dict[str, Tensor]) -> None:
-    """Read as usual, but only what no other rank reads."""
+def read_as_only_replica(folder: Path, index: Any, state: dict[str, Tensor]) -> None:
+    """Read as usual, but require that only the first replica reads, so that no value is read twice."""
     for tensor in state.values():
         if isinstance(tensor, DTensor):
             replicate_axes = [
@@ -181,26 +196,29 @@ def read_as_first_replica(folder: Path, index: Any, state: dict[str, Tensor]) ->
 
 
 def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
-    """Load on one mesh what was saved on each, and by one process without a group."""
-    checkpoint.read_into = read_as_first_replica
+    """Load on a mesh the checkpoints of every mesh, and that of one process without a process group."""
+    checkpoint.read_into = read_as_only_replica
     for source in (*MODELS, "single"):
         model = MODELS[kind]()
-        state = state_of(model)
+        state = build_state(model)
         path = checkpoint.resolve_checkpoint(folder / source, "latest", "key")
         checkpoint.load_into(path, "all", state)
         require_equal(state, expected)
-        torch_reads = state_of(MODELS[kind]())
-        dcp.load(torch_reads, storage_reader=HuggingFaceStorageReader(str(path / "all")))
-        require_equal(torch_reads, expected)
-    # what fails on one rank, or on all, is told by all
+        torch_state = build_state(MODELS[kind]())
+        dcp.load(torch_state, storage_reader=HuggingFaceStorageReader(str(path / "all")))
+        require_equal(torch_state, expected)
+    # All ranks report tensors that the checkpoint lacks, or has in addition.
     del state["steps"]
-    for wrong, fragment in ((dict(state), "1 unexpected (steps)"), ({**state, "x": state["tiny"]}, "1 missing (x)")):
+    for wrong_state, fragment in (
+        (dict(state), "1 unexpected (steps)"),
+        ({**state, "x": state["tiny"]}, "1 missing (x)"),
+    ):
         if fragment.startswith("1 left") and dist.get_rank() != 2:
-            wrong["steps"] = torch.tensor(0.0)
-        assert fragment in error_of(lambda wrong=wrong: checkpoint.load_into(path, "all", wrong))
+            wrong_state["steps"] = torch.tensor(0.0)
+        assert fragment in catch_error(lambda wrong_state=wrong_state: checkpoint.load_into(path, "all", wrong_state))
 
 
-def error_of(action: Callable[[], object]) -> str:
+def catch_error(action: Callable[[], object]) -> str:
     try:
         action()
     except CheckpointError as error:
@@ -209,53 +227,59 @@ def error_of(action: Callable[[], object]) -> str:
 
 
 def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
-    """The disk of one rank is full: no rank's save succeeds, the old one stays, and the next one works."""
+    """Check that a full disk of one rank fails the save of all ranks, and that the next save succeeds.
+
+    The older checkpoint stays valid.
+    """
     os.environ["LOCAL_RANK"] = str(dist.get_rank() % 2)
-    model = fsdp4()
-    state = state_of(model)
-    fill(model, state, expected, folder)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    keep = retention.Retention(last=1)
-    with AsyncCheckpointer(folder / "fsdp4") as store:
+    model = build_fsdp4()
+    state = build_state(model)
+    fill_state(model, state, expected, folder)
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    retention_policy = retention.Retention(last=1)
+    with AsyncCheckpointer(folder / "fsdp4") as checkpointer:
         if dist.get_rank() == 2:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
-        store.save(2, {"all": state}, {}, {})
-        assert "File too large" in error_of(store.wait)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard_limit))
+        checkpointer.save(2, {"all": state}, {}, {})
+        assert "File too large" in catch_error(checkpointer.wait)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft_limit, hard_limit))
         assert checkpoint.find_newest_checkpoint(folder / "fsdp4").name == "step_00000001"
         dist.barrier()
         assert sorted(path.name for path in (folder / "fsdp4").iterdir()) == ["best", "latest", "step_00000001"]
         dist.barrier()
-        store.save(3, {"all": state}, {}, {}, keep=keep, synchronous=True)
+        checkpointer.save(3, {"all": state}, {}, {}, keep=retention_policy, synchronous=True)
         assert [path.name for path in checkpoint.list_checkpoints(folder / "fsdp4")] == [
             "step_00000001",
             "step_00000003",
         ]
-        store.move_link("best", 3)
+        checkpointer.move_link("best", 3)
         assert checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key").name == "step_00000003"
 
 
 def check_damage(folder: Path) -> None:
-    """Each rank verifies its share; all ranks learn of the damage and take the same older checkpoint."""
+    """Check that all ranks report damage, which one rank finds in its share, and choose the same older checkpoint."""
     for name in ("index.json", *(f"rank_{number:05d}.safetensors" for number in (0, 2))):
-        damaged = folder / "fsdp4" / "step_00000003" / "all" / name
-        content = damaged.read_bytes()
+        damaged_file = folder / "fsdp4" / "step_00000003" / "all" / name
+        content = damaged_file.read_bytes()
         dist.barrier()
         if dist.get_rank() == 0:
-            damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            damaged_file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         dist.barrier()
-        assert damaged.name in checkpoint.verify_checkpoint(damaged.parents[1])
+        assert damaged_file.name in checkpoint.verify_checkpoint(damaged_file.parents[1])
         assert checkpoint.find_newest_checkpoint(folder / "fsdp4").name == "step_00000001"
-        assert damaged.name in error_of(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key"))
+        assert damaged_file.name in catch_error(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key"))
         dist.barrier()
         if dist.get_rank() == 0:
-            damaged.write_bytes(content)
+            damaged_file.write_bytes(content)
         dist.barrier()
 
 
 def check_weights_file(folder: Path) -> None:
-    """Each rank reads its part of a file. If only rank 0 sees it, all ranks decide alike and fail alike."""
-    full_values = values(build_unsharded())
+    """Check that each rank reads its part of a weights file.
+
+    If only rank 0 has the file, all ranks make the same decision and raise the same error.
+    """
+    full_values = draw_values(build_unsharded())
     if dist.get_rank() == 0:
         save_file(full_values, folder / "all.safetensors")
         torch.save(full_values, folder / "all.pt")
@@ -264,17 +288,17 @@ def check_weights_file(folder: Path) -> None:
         model = build()
         load_weights_file(model, folder / ("all.pt" if kind == "hybrid" else "all.safetensors"), seed=0)
         require_equal(model.state_dict(), full_values)
-    has_file, model = dist.get_rank() == 0, fsdp4()
+    has_file, model = dist.get_rank() == 0, build_fsdp4()
     path = folder / ("weights.safetensors" if has_file else "absent.pt")
     if has_file:
-        save_file(values(build_unsharded()), path)
+        save_file(draw_values(build_unsharded()), path)
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
     assert choose_checkpoint(config, folder / "new") is None
     assert find_weights_file(config, None) == path
-    assert "absent.pt: cannot be read" in error_of(lambda: load_weights_file(model, path, seed=0))
+    assert "absent.pt: cannot be read" in catch_error(lambda: load_weights_file(model, path, seed=0))
     if has_file:
         path.write_bytes(b"nothing")
-    assert "cannot be read as safetensors" in error_of(lambda: adapt_assets_to_weights(None, None, None, path))
+    assert "cannot be read as safetensors" in catch_error(lambda: adapt_assets_to_weights(None, None, None, path))
 
 
 def refuse_call(*_: Any) -> None:
@@ -287,7 +311,7 @@ def main(folder: Path) -> None:
     DefaultSavePlanner.create_global_plan = refuse_call
     if dist.get_rank():
         checkpoint.read_index = refuse_call
-    expected = expected_of(values(build_unsharded()))
+    expected = build_expected_state(draw_values(build_unsharded()))
     for kind in MODELS:
         check_save(folder, kind, expected)
     for kind in MODELS:

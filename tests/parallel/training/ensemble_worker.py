@@ -21,8 +21,8 @@ from tests.parallel.training import cases
 from tests.unit.losses.member_losses import NUM_CHANNELS, build_losses
 
 MEMBERS_OF_MEMORY_TEST = 8
-# Gloo's thread holds the tensors of a collective until a moment after the collective is done. A late release makes a
-# peak look larger than it is, but never smaller, so the smallest of several peaks is the right one.
+# A thread of gloo holds the tensors of a collective until shortly after its end. A late release can make a measured
+# peak too large, but never too small, so the smallest of several peaks is the right one.
 MEMORY_REPETITIONS = 5
 
 
@@ -51,23 +51,23 @@ def measure_loss_memory(num_members: int) -> dict[str, float]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    # The fields of these tests are small, and their losses are to be computed in parts.
+    # Compute losses in parts even though the fields of these tests are small.
     member_loss_module.MIN_PART_VALUES = 1
-    launch = read_process_info()
+    process_info = read_process_info()
     facts: dict[str, dict] = {}
-    with process_group(launch, torch.device("cpu"), timeout_minutes=5):
-        for name, conf in cases.ENSEMBLE_MESHES[launch.world].items():
-            mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=5):
+        for name, mesh_config in cases.ENSEMBLE_MESHES[process_info.world].items():
+            mesh = build_mesh(plan_degrees(cases.parallelism(name), process_info.world), process_info.rank, "cpu")
             for number in cases.ENSEMBLE_CASE_NUMBERS[name]:
                 counter = CollectiveCounter()
-                results = cases.train(cases.CASES[number], mesh, conf["data"], counter)
+                results = cases.train(cases.CASES[number], mesh, mesh_config["data"], counter)
                 if number == cases.COUNTED_CASE:
                     facts[name] = {"calls": counter.calls, "bytes": counter.bytes}
-                if launch.is_main:
+                if process_info.is_main:
                     save_file(results, folder / f"{name}-{number}.safetensors")
         facts["loss memory"] = measure_loss_memory(MEMBERS_OF_MEMORY_TEST)
-    if launch.is_main:
-        (folder / f"facts-{launch.world}.json").write_text(json.dumps(facts))
+    if process_info.is_main:
+        (folder / f"facts-{process_info.world}.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

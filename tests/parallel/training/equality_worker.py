@@ -19,39 +19,39 @@ from tests.parallel.training import cases
 
 
 def count_collectives(mesh: DeviceGrid, rollout: int, accumulation: int) -> dict[str, Any]:
-    """Return how often the ranks talk in the second optimizer step, and how many bytes that brings."""
+    """Return the collectives of the second optimizer step and the bytes of their results, with sizes of the model."""
     case = cases.Case(rollout=rollout, accumulation=accumulation)
     model, autocast = cases.build(case, mesh, "fsdp2")
     step, *_ = cases.build_step(case, model, autocast, mesh)
-    source = cases.batches(case, mesh)
-    step(source, 0, 1e-3)
-    with CollectiveCounter() as counted:
-        step(source, 1, 1e-3)
+    batch_iterator = cases.batches(case, mesh)
+    step(batch_iterator, 0, 1e-3)
+    with CollectiveCounter() as counter:
+        step(batch_iterator, 1, 1e-3)
     return {
         "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
         "layers": sum(hasattr(module, "_tp_plan") for module in model.modules()),
         "parameter_bytes": sum(4 * p.numel() for p in model.parameters()),
-        "calls": counted.calls,
-        "bytes": counted.bytes,
+        "calls": counter.calls,
+        "bytes": counter.bytes,
     }
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_process_info()
+    process_info = read_process_info()
     facts: dict[str, Any] = {}
-    with process_group(launch, torch.device("cpu"), timeout_minutes=2):
-        for name, conf in cases.MESHES.items():
-            mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=2):
+        for name, mesh_config in cases.MESHES.items():
+            mesh = build_mesh(plan_degrees(cases.parallelism(name), process_info.world), process_info.rank, "cpu")
             for number in cases.CASE_NUMBERS[name]:
                 case, start_seconds = cases.CASES[number], time.perf_counter()
-                results = cases.train(case, mesh, conf["data"])
-                if launch.is_main:
+                results = cases.train(case, mesh, mesh_config["data"])
+                if process_info.is_main:
                     save_file(results, folder / f"{name}-{number}.safetensors")
                     print(f"{name} {number} {time.perf_counter() - start_seconds:.1f} s", flush=True)
             if name in ("4x1", "2x2"):
                 facts[name] = [count_collectives(mesh, 1, 1), count_collectives(mesh, 2, 2)]
-    if launch.is_main:
+    if process_info.is_main:
         (folder / "facts.json").write_text(json.dumps(facts))
 
 

@@ -28,12 +28,13 @@ CASES = (
     cases.Case(True, True, 1, 2, steps=2),
     cases.Case(False, False, 2, 1, "pixel_shuffle", steps=2),
     cases.Case(True, "selective", 1, 1, steps=2),
+    cases.Case(False, False, 1, 1, steps=2, optimizer="muon"),
 )
 TARGETS = ["*.to_qkv", "*.to_out", "*.expand", "*.contract", "*.position_bias.layers.0", "decoder.*"]
 
 
 def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
-    """Return the network of `cases` with adapters, on its ranks and filled."""
+    """Return the network of a case with adapters, with values and distributed over its ranks."""
     with torch.device("meta"):
         plain, model = (WXFormer.from_kwargs(**cases.settings(case)) for _ in range(2))
     lora.apply_lora(model, TARGETS, rank=3, alpha=6.0)
@@ -44,50 +45,54 @@ def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
     base = lora.base_state_dict(model, set())
     for name, value in initial_values(plain, seed=7):
         local_shard(base[name]).copy_(take_local_part(value, base[name]))
-    fill_(model, map(not_zero, lora.initial_adapters(model, seed=7)))
+    fill_(model, map(randomise_b, lora.initial_adapters(model, seed=7)))
     require_filled(model)
     return model.train()
 
 
-def not_zero(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """Return an initial value, random also for b: while it is zero, a has no gradient."""
-    name, value = named
+def randomise_b(name_and_value: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    """Return the initial value of an adapter, but a random one for b: as long as b is zero, a has no gradient."""
+    name, value = name_and_value
     if name.endswith(".b"):
         value = 0.05 * torch.randn(value.shape, generator=build_generator(7, name))
     return name, value
 
 
 def train(case: cases.Case, mesh: DeviceGrid, data: str) -> dict[str, Tensor]:
-    """Train the adapters and return losses, norms, the gradients and what is saved, whole."""
+    """Collective: train the adapters and return losses, norms, first gradients and saved tensors, as full tensors."""
     model = build(case, mesh, data)
-    frozen = {name: local_shard(p).clone() for name, p in model.named_parameters() if not p.requires_grad}
+    frozen_values = {name: local_shard(p).clone() for name, p in model.named_parameters() if not p.requires_grad}
     step, optimizer, average = cases.build_step(case, model, False, mesh)
     gradients: dict[str, Tensor] = {}
 
-    def keep(*_: object) -> None:
+    def record_first_gradients(*_: object) -> None:
         if not gradients:
-            named = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-            gradients.update({f"gradient/{name}": cases.to_full_tensor(gradient) for name, gradient in named.items()})
+            gradients_by_name = {
+                strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters() if p.grad is not None
+            }
+            gradients.update(
+                {f"gradient/{name}": cases.to_full_tensor(gradient) for name, gradient in gradients_by_name.items()}
+            )
 
-    optimizer.register_step_pre_hook(keep)
-    source, losses, norms = cases.batches(case, mesh), [], []
+    optimizer.register_step_pre_hook(record_first_gradients)
+    batch_iterator, losses, norms = cases.batches(case, mesh), [], []
     for number in range(case.steps):
-        result = step(source, number, 3e-3)
+        result = step(batch_iterator, number, 3e-3)
         losses.append(mean_over_ranks(result.loss))
         norms.append(result.grad_norm)
     with average.applied():
         pass
     for name, p in model.named_parameters():
-        assert p.requires_grad or torch.equal(local_shard(p), frozen[name]), f"{name} is frozen and has changed"
-    saved = {
+        assert p.requires_grad or torch.equal(local_shard(p), frozen_values[name]), f"{name} is frozen and has changed"
+    saved_tensors = {
         f"saved/{name}": cases.to_full_tensor(tensor) for name, tensor in lora.checkpoint_state_dict(model).items()
     }
     require_equal_peers(model)
-    return {"loss": torch.stack(losses), "norm": torch.stack(norms), **gradients, **saved}
+    return {"loss": torch.stack(losses), "norm": torch.stack(norms), **gradients, **saved_tensors}
 
 
 def require_equal_peers(model: nn.Module) -> None:
-    """Check that adapters that tensor-parallel ranks hold whole are the same on them, bit for bit."""
+    """Require that adapters that are not split are equal, bit for bit, on tensor-parallel ranks."""
     for name, p in model.named_parameters():
         if isinstance(p, DTensor) and "tp" in p.device_mesh.mesh_dim_names:
             axis = p.device_mesh.mesh_dim_names.index("tp")
@@ -102,13 +107,13 @@ def require_equal_peers(model: nn.Module) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_process_info()
-    with process_group(launch, torch.device("cpu"), timeout_minutes=2):
+    process_info = read_process_info()
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=2):
         for name in MESHES:
-            mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
+            mesh = build_mesh(plan_degrees(cases.parallelism(name), process_info.world), process_info.rank, "cpu")
             for number, case in enumerate(CASES):
                 results = train(case, mesh, cases.MESHES[name]["data"])
-                if launch.is_main:
+                if process_info.is_main:
                     save_file(results, folder / f"{name}-{number}.safetensors")
 
 

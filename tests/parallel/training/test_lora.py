@@ -1,4 +1,7 @@
-"""Adapters train alike on any mesh, sharded with their frozen base, split with it or whole."""
+"""Tests that adapters train on any mesh as on one process.
+
+Adapters are sharded or split together with their frozen base layers, or are not divided.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from safetensors.torch import load_file
 from credit.parallel.mesh import DeviceGrid
 from tests.parallel.forked import launch
 from tests.parallel.training import lora_worker
-from tests.parallel.training.test_equality import relative
+from tests.parallel.training.test_equality import relative_error
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +30,7 @@ def test_many_ranks_equal_one_process(tmp_path: Path) -> None:
             results, label = load_file(tmp_path / f"{mesh}-{number}.safetensors"), f"{mesh}, {case.name}"
             assert {key: t.shape for key, t in results.items()} == {key: t.shape for key, t in expected.items()}
             for key in ("loss", "norm"):
-                assert relative(results[key], expected[key]) < 1e-5, f"{label}: {key}"
+                assert relative_error(results[key], expected[key]) < 1e-5, f"{label}: {key}"
             for key in gradients:
-                off = (results[key] - expected[key]).norm()
-                assert off < 1e-5 * expected[key].norm() + 1e-7 * total, f"{label}: {key} is off by {off}"
+                error = (results[key] - expected[key]).norm()
+                assert error < 1e-5 * expected[key].norm() + 1e-7 * total, f"{label}: {key} is off by {error}"

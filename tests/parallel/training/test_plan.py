@@ -1,4 +1,4 @@
-"""Predictions of `credit plan` for meshes of four ranks, compared with the memory and traffic of four ranks."""
+"""Tests of predictions of `credit plan` for four ranks, against the memory and traffic that four ranks measure."""
 
 from __future__ import annotations
 
@@ -38,52 +38,54 @@ IDS = [" ".join([name, *overrides]) for name, overrides in CASES]
 STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
 
 
-def degrees_of(name: str, config: Config) -> ParallelDims:
-    """Return the degrees of a mesh, whose ranks divide the fields as the config says."""
+def build_degrees(name: str, config: Config) -> ParallelDims:
+    """Return the degrees of a mesh of `MESHES`, with the division of fields of the config."""
     settings = config.trainer.parallelism
     division = {"domain": settings.domain, "sequence_parallel": settings.sequence_parallel}
     return plan_degrees(parallelism(name).model_copy(update=division), RANKS)
 
 
-def config_of(data: str, overrides: list[str]) -> Config:
+def build_case_config(data: str, overrides: list[str]) -> Config:
     """Return the config of a case."""
     return small_config(f"trainer.parallelism.data={data}", *overrides)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def measurements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Number of a case -> measurements of four ranks."""
     folder = tmp_path_factory.mktemp("plan")
     launch("tests.parallel.training.plan_worker", RANKS, str(folder), timeout=1500)
     return json.loads((folder / "facts.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def planned() -> list[MeshPlan]:
-    return [plan_of(name, overrides) for name, overrides in CASES]
+def mesh_plans() -> list[MeshPlan]:
+    """Plans of all cases."""
+    return [plan_case(name, overrides) for name, overrides in CASES]
 
 
-def plan_of(name: str, overrides: list[str]) -> MeshPlan:
-    """Return the plan of a mesh, as if its kernels were the CPU's."""
-    config = config_of(MESHES[name]["data"], overrides)
+def plan_case(name: str, overrides: list[str]) -> MeshPlan:
+    """Return the plan of a case, for the kernels of CPUs, which the measurement uses."""
+    config = build_case_config(MESHES[name]["data"], overrides)
     run = PlannedRun(config.trainer, {0.0: config.data.forecast_len}, 100, step_builder_of(config))
     planner = Planner(run, RANKS, find_gpu("h100"), kernels="cpu")
-    degrees = degrees_of(name, config)
+    degrees = build_degrees(name, config)
     return planner.plan_mesh(MESHES[name]["data"], degrees, config.trainer.activation_checkpoint)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
-def test_states_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
-    memory, facts = planned[number].memory, measured[str(number)]
+def test_planned_bytes_of_states_are_exact(number: int, measurements: dict, mesh_plans: list[MeshPlan]) -> None:
+    memory, facts = mesh_plans[number].memory, measurements[str(number)]
     assert {kind: getattr(memory, kind) for kind in STATES} == {kind: facts[kind] for kind in STATES}
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
-def test_collectives_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
-    mesh, facts = planned[number], measured[str(number)]
+def test_planned_collectives_are_exact(number: int, measurements: dict, mesh_plans: list[MeshPlan]) -> None:
+    mesh, facts = mesh_plans[number], measurements[str(number)]
     assert count_calls_by_kind(mesh.collectives) == facts["calls"]
     tolerance = 0.0
     if mesh.degrees.domain > 2:
-        # Of four uneven parts, the plan traces two; another one received 1 % more.
+        # Of four uneven parts, the plan traces two. Another part received 1 % more bytes.
         tolerance = 0.02
     elif any("muon" in override for override in CASES[number][1]):
         # The ranks' parts of a matrix may differ by a row.
@@ -92,9 +94,11 @@ def test_collectives_are_exact(number: int, measured: dict, planned: list[MeshPl
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
-def test_what_a_step_allocates_is_bounded(number: int, measured: dict, planned: list[MeshPlan]) -> None:
-    memory, allocated = planned[number].memory, measured[str(number)]["allocated"]
+def test_planned_memory_bounds_allocations_of_a_step(
+    number: int, measurements: dict, mesh_plans: list[MeshPlan]
+) -> None:
+    memory, allocated = mesh_plans[number].memory, measurements[str(number)]["allocated"]
     predicted = memory.gradients + memory.activations + memory.gathered + memory.reduced
     assert allocated < 1.02 * predicted
-    # how soon buffers are given back depends on when the other ranks come
+    # The time at which buffers are freed depends on when the other ranks reach a collective.
     assert predicted < 2.0 * allocated

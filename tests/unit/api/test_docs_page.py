@@ -1,4 +1,4 @@
-"""The examples of docs/python.md, run one after another on a short training of the quickstart."""
+"""Test that runs the examples of docs/python.md one after another, on a short training of the quickstart."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The prognostic model of earth2studio: its contract, and the fields of ``credit rollout`` bit for bit.
+"""Tests of the prognostic model of earth2studio: its protocol, and fields bitwise equal to ``credit rollout``.
 
-The protocol is written down here as in earth2studio 0.19, which need not be installed. If it is, its own workflow runs.
+The tests have the protocol of earth2studio 0.19, which need not be installed. If it is, its own workflow runs, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OUTPUTS = ["t850", "t500", "t2m"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trained run and its forecasts."""
+    """Folder with a trained run and its forecasts."""
     folder = tmp_path_factory.mktemp("earth2studio")
     write_world(folder)
     with chdir(folder):
@@ -64,7 +64,7 @@ def read_channel(dataset: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def make_input(model: PrognosticModel, fields: xr.Dataset, members: int) -> tuple[torch.Tensor, OrderedDict]:
-    """Return an input with the dimensions ensemble and time, as the workflows make it."""
+    """Return an input with the dimensions ensemble and time, as workflows of earth2studio do."""
     coords = model.input_coords()
     rows = []
     for time in TIMES:
@@ -86,7 +86,7 @@ def read_forecasts(folder: Path) -> np.ndarray:
     return np.stack(forecasts)
 
 
-def test_coordinates(model: PrognosticModel) -> None:
+def test_coordinates_of_input_and_output(model: PrognosticModel) -> None:
     coords = model.input_coords()
     assert list(coords) == ["batch", "time", "lead_time", "variable", "lat", "lon"]
     assert coords["batch"].shape == coords["time"].shape == (0,)
@@ -109,7 +109,7 @@ def test_coordinates(model: PrognosticModel) -> None:
         model.output_coords(coords)
 
 
-def test_an_iterator_has_the_fields_of_the_command(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None:
+def test_an_iterator_gives_the_fields_of_the_command(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None:
     x, coords = make_input(model, fields, members=2)
     steps = list(islice(model.create_iterator(x, coords), 4))
     initial, initial_coords = steps[0]
@@ -130,7 +130,7 @@ def test_an_iterator_has_the_fields_of_the_command(model: PrognosticModel, folde
     assert not np.array_equal(perturbed[1, :, 0].numpy(), expected[:, 0])
 
 
-def test_hooks(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None:
+def test_hooks_are_called_at_every_step(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None:
     x, coords = make_input(model, fields, members=1)
     expected = read_forecasts(folder)
     calls = []
@@ -149,32 +149,32 @@ def test_hooks(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None
         np.testing.assert_allclose(output[0, :, 0].numpy(), expected[:, number], rtol=1e-5, atol=1e-4)
     np.testing.assert_array_equal(steps[0][0, :, 0].numpy(), expected[:, 0])
     assert calls == [("front", lead, (1, 2, 2, 3, 16, 32)) for lead in (0, 6, 12)]
-    # What the rear hook changes is in the output, and in the state of the next step.
+    # Changes by the rear hook are in the output and in the state of the next step.
     calls.clear()
     model.rear_hook = rear_hook
-    changed = [output for output, _ in islice(model.create_iterator(x, coords), 3)][1:]
-    np.testing.assert_allclose(changed[0].numpy(), steps[0].numpy() + 1.0, rtol=1e-6)
+    outputs_with_rear_hook = [output for output, _ in islice(model.create_iterator(x, coords), 3)][1:]
+    np.testing.assert_allclose(outputs_with_rear_hook[0].numpy(), steps[0].numpy() + 1.0, rtol=1e-6)
     assert [call[:2] for call in calls] == [("front", 0), ("rear", 6), ("front", 6), ("rear", 12)]
     state = x.clone()
-    state[:, :, 0], state[:, :, 1, :2] = x[:, :, 1], changed[0][:, :, 0, :2]
-    again, _ = model(state, OrderedDict({**coords, "lead_time": coords["lead_time"] + 6 * HOUR}))
-    np.testing.assert_allclose(changed[1].numpy(), again.numpy() + 1.0, rtol=1e-6)
+    state[:, :, 0], state[:, :, 1, :2] = x[:, :, 1], outputs_with_rear_hook[0][:, :, 0, :2]
+    repeated_output, _ = model(state, OrderedDict({**coords, "lead_time": coords["lead_time"] + 6 * HOUR}))
+    np.testing.assert_allclose(outputs_with_rear_hook[1].numpy(), repeated_output.numpy() + 1.0, rtol=1e-6)
 
 
-def test_one_step(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None:
+def test_a_call_makes_one_step(model: PrognosticModel, folder: Path, fields: xr.Dataset) -> None:
     x, coords = make_input(model, fields, members=1)
     output, output_coords = model.to(torch.device("cpu"))(x, coords)
     np.testing.assert_array_equal(output[0, :, 0].numpy(), read_forecasts(folder)[:, 0])
     assert output_coords["variable"].tolist() == OUTPUTS
 
 
-def test_wrong_models(folder: Path, fields: xr.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_support_are_refused(folder: Path, fields: xr.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = credit.load(folder / "run", device="cpu")
-    renamed = PrognosticModel(loaded, names={"t": "theta", "t2m": "x"})
-    assert renamed.input_coords()["variable"].tolist() == ["theta850", "theta500", "sst"]
-    short = PrognosticModel(loaded, max_lead_time="6h")
+    renamed_model = PrognosticModel(loaded, names={"t": "theta", "t2m": "x"})
+    assert renamed_model.input_coords()["variable"].tolist() == ["theta850", "theta500", "sst"]
+    model_with_limit = PrognosticModel(loaded, max_lead_time="6h")
     with pytest.raises(ConfigError, match="max_lead_time: the forecast has reached 6h"):
-        list(short.create_iterator(*make_input(short, fields, members=1)))
+        list(model_with_limit.create_iterator(*make_input(model_with_limit, fields, members=1)))
     monkeypatch.setattr(credit.Model, "level_units", "model_level")
     with pytest.raises(ConfigError, match="t: is on model levels"):
         PrognosticModel(loaded)
@@ -183,7 +183,7 @@ def test_wrong_models(folder: Path, fields: xr.Dataset, monkeypatch: pytest.Monk
         PrognosticModel(loaded)
 
 
-def test_names_and_units(folder: Path) -> None:
+def test_unknown_names_and_wrong_units_are_refused(folder: Path) -> None:
     loaded = credit.load(folder / "run", device="cpu")
     variable = loaded.variables[0]
     loaded.variables = (credit.Variable("msl", "prognostic", (), "hPa", "data"),)

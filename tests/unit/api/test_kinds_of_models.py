@@ -1,4 +1,4 @@
-"""A model of any kind that `credit.load` loads makes the forecasts of `credit rollout`."""
+"""Tests that models of all kinds make the same forecasts with `credit.load` and `credit rollout`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LORA = ["trainer.resume=run/checkpoints/latest", "save_loc=tuned", 'trainer.lora
 
 
 @pytest.fixture(autouse=True)
-def _forgotten_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no other test of this process meet the plugin's network."""
+def _isolate_registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove the network of the plugin from the registries after the test."""
     isolate(monkeypatch)
     yield
     sys.modules.pop(PLUGIN, None)
@@ -50,7 +50,7 @@ def _forgotten_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with data whose sea surface temperature is missing on land, and a config."""
+    """Folder with a config and data whose sea surface temperature is missing on land."""
     world.write_world(tmp_path)
     for file in (1, 2):
         sst = world.make_fields(seed=10 * file)["sst"]
@@ -101,7 +101,7 @@ def test_forecasts_of_the_command_and_of_the_loaded_model_are_equal(kind: str, f
         np.testing.assert_array_equal(np.isnan(forecast["sst"].values[0]), is_land)
 
 
-def test_a_fine_tuned_model(folder: Path) -> None:
+def test_forecasts_of_a_fine_tuned_model_are_equal(folder: Path) -> None:
     filled = "data.variable_options.sst.missing=fill_mean"
     run_command(folder, "train", filled)
     run_command(folder, "train", filled, *LORA)

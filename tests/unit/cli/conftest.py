@@ -1,4 +1,4 @@
-"""Worlds for the tests of credit_check and credit_doctor."""
+"""Fixtures of folders with a small data set, for the tests of commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.unit.cli.world import write_world
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that returns a folder without a fault; its argument is that of `Fault.needs`.
+    """Function that returns a folder without faults; its argument is a value of `Fault.needs`.
 
-    Each folder is made once; tests that change it copy it.
+    Each folder is created once. Tests that change files must copy it.
     """
     folders: dict[str, Path] = {}
 
@@ -43,7 +43,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def world(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy of a folder without a fault, as the current folder."""
+    """Copy of a folder without faults, which is the current folder of the test."""
     shutil.copytree(worlds(""), tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -51,7 +51,7 @@ def world(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.Mon
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget after the test what the plugins of `tests.unit.cli.world` register."""
+    """Make plugins of the current folder importable, and remove what they register after the test."""
     isolate(monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     yield

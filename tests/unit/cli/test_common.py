@@ -1,4 +1,4 @@
-"""What the commands set for the libraries behind them."""
+"""Environment variables that commands set for libraries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-# Prints whether the pages of a tensor may be large ones: whether its mapping has the flag `hg` (MADV_HUGEPAGE). Whether
-# the system then has large pages to give depends on how fragmented its memory is.
-LARGE = """
+# Program that prints if the memory mapping of a tensor has the flag `hg` (MADV_HUGEPAGE), which permits large pages.
+# The number of large pages that the system then provides depends on the fragmentation of its memory.
+PROGRAM = """
 import sys
 from credit.cli.common import set_environment_defaults
 if sys.argv[1] == "large":
@@ -28,13 +28,16 @@ for line in open("/proc/self/smaps"):
     elif inside and first == "VmFlags:":
         print("hg" in line.split())
 """
-ASKED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE_PAGE_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-@pytest.mark.skipif(not ASKED.exists() or "[madvise]" not in ASKED.read_text(), reason="large pages not on request")
+@pytest.mark.skipif(
+    not LARGE_PAGE_SETTING.exists() or "[madvise]" not in LARGE_PAGE_SETTING.read_text(),
+    reason="large pages not on request",
+)
 @pytest.mark.parametrize(("how", "expected"), [("large", "True"), ("plain", "False")])
-def test_large_tensors_ask_for_large_pages(how: str, expected: str) -> None:
+def test_large_tensors_request_large_pages(how: str, expected: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-    command = [sys.executable, "-c", LARGE, how]
+    command = [sys.executable, "-c", PROGRAM, how]
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert result.stdout.strip() == expected

@@ -1,4 +1,4 @@
-"""The entry point: options that contradict each other, and a pipe that nobody reads."""
+"""Entry point of the commands: closed pipes, contradicting options, paths with ``~``, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.data.files_on_the_fly import random_fields, write_file
 COMMANDS = [
     ["init", "quickstart"],
     ["check", "config.yml"],
-    # a network of few operations, because the plan runs each of them
+    # The network has few operations, because the plan traces each of them.
     ["plan", "config.yml", "--world-size", "2", "model={type: sfno, dim: 8, depth: 1}"],
     ["check", "--help"],
     ["--help"],
@@ -29,53 +29,57 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "stderr too"])
-def test_a_closed_pipe_ends_a_command_quietly(world: Path, arguments: list[str], both: bool) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
+def test_closed_pipe_ends_command_without_message(world: Path, arguments: list[str], both: bool) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     command = [sys.executable, "-m", "credit.cli.main", *arguments]
-    # argparse says nothing of a pipe that it could not write to, which it finds where nothing waits in a buffer
+    # With unbuffered output, argparse itself meets the closed pipe and ignores the error.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    stderr = writing if both else subprocess.PIPE
-    ended = subprocess.run(command, cwd=world, env=environment, stdout=writing, stderr=stderr, text=True, check=False)
-    os.close(writing)
-    assert ended.returncode == 141  # 128 and the number of SIGPIPE
-    assert both or "Traceback" not in ended.stderr and "Broken" not in ended.stderr
+    stderr = write_end if both else subprocess.PIPE
+    process = subprocess.run(
+        command, cwd=world, env=environment, stdout=write_end, stderr=stderr, text=True, check=False
+    )
+    os.close(write_end)
+    assert process.returncode == 141  # 128 and the number of SIGPIPE
+    assert both or "Traceback" not in process.stderr and "Broken" not in process.stderr
 
 
-def test_a_command_without_a_terminal_or_a_file_to_print_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As daemons start them."""
+def test_command_works_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon may start a command without a standard output."""
     monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main.main(["--version"])
-    assert ended.value.code == 0
+    assert exit_info.value.code == 0
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That of a worker or a socket, while what is printed is read."""
+    """A broken pipe of a worker process or a socket is an error if the standard output is still open."""
 
-    def broken() -> int:
+    def raise_broken_pipe() -> int:
         raise BrokenPipeError
 
     with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
         with pytest.raises(BrokenPipeError):
-            main._run_tolerating_closed_pipe(broken)
+            main._run_tolerating_closed_pipe(raise_broken_pipe)
 
 
 @pytest.mark.parametrize("given", ["inference.initial_times.every=24h", "inference.initial_times=[2000-01-08]"])
-def test_latest_and_other_initial_times(world: Path, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_with_other_initial_times_is_refused(
+    world: Path, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main._run_command("rollout", ["config.yml", "--latest", given], "credit rollout") == 2
     assert f"--latest: cannot be combined with {given}" in capsys.readouterr().err
 
 
-def test_an_analysis_on_another_grid(
+def test_analysis_on_another_grid_needs_regridding(
     tmp_path: Path,
     worlds: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As docs/forecasts.md advises: `data.grid` is the grid of the run, and `data.regrid` chooses the method."""
+    """As in docs/forecasts.md, `data.grid` is set to the grid of the run, and `data.regrid` to the method."""
     shutil.copytree(worlds("run"), tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     fields = {
@@ -94,8 +98,8 @@ def test_an_analysis_on_another_grid(
         assert forecast["t2m"].shape[-2:] == (16, 32)
 
 
-def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong config ends with 2, as elsewhere; a run that has no checkpoint yet with 1."""
+def test_misspelt_checkpoint_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt name gives exit status 2. A run without checkpoints gives exit status 1."""
     expected = {"bset": (2, "inference.checkpoint: bset: no such checkpoint"), "best": (1, "train first")}
     for name, (status, message) in expected.items():
         assert main._run_command("rollout", ["config.yml", f"inference.checkpoint={name}"], "credit rollout") == status
@@ -103,8 +107,8 @@ def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)
-def test_every_path_may_begin_at_home(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell expands ``~`` neither in quotes nor behind ``--option=``."""
+def test_paths_may_begin_with_tilde(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands expand ``~`` themselves, because the shell does not in quotes or after ``--option=``."""
     monkeypatch.setenv("HOME", str(tmp_path))
     parser = argparse.ArgumentParser()
     importlib.import_module(f"credit.cli.{command}").add_arguments(parser)
@@ -115,7 +119,7 @@ def test_every_path_may_begin_at_home(command: str, tmp_path: Path, monkeypatch:
         or str(action.metavar).endswith(", section.key=value")
         or action.dest in ("cluster", "checkpoint")
     ]
-    numbers = {
+    num_paths = {
         "init": 0,
         "completion": 0,
         "verify": 3,
@@ -125,14 +129,16 @@ def test_every_path_may_begin_at_home(command: str, tmp_path: Path, monkeypatch:
         "doctor": 2,
         "compare": 2,
     }
-    assert len(paths) == numbers.get(command, 1)
+    assert len(paths) == num_paths.get(command, 1)
     for action in paths:
         assert str(action.type("~/x.yml")) == f"{tmp_path}/x.yml"
         with pytest.raises(argparse.ArgumentTypeError, match="the home folder of ~no_such_user is not known"):
             action.type("~no_such_user/x.yml")
 
 
-def test_no_folder_is_called_tilde(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_commands_expand_tilde_in_paths(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.chdir(world)
     monkeypatch.setenv("HOME", str(world / "home"))
     (world / "home").mkdir()

@@ -12,9 +12,7 @@ from tests.unit.cli.check.faults import SEEDED
 from tests.unit.cli.world import write_model_plugin
 
 
-def test_a_model_of_a_plugin_without_blocks_is_planned(
-    world: Path, plugins: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plugin_model_without_blocks_is_planned(world: Path, plugins: None, capsys: pytest.CaptureFixture[str]) -> None:
     write_model_plugin()(world)
     assert main._run_command("plan", ["config.yml", "--world-size", "2", "--json", *SEEDED], "credit plan") == 0
     document = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""``credit runs``: the state of runs, read from their folders."""
+"""``credit runs`` lists the state of runs, which it reads from their folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit.train.monitor.run_overview import find_runs, read_overview
 def write_run(
     folder: Path, status: str = "running", silent_minutes: float = 0.0, has_heartbeat: bool = True, **changes: object
 ) -> Path:
-    """Write the files of a run of 100 steps that has taken 20, at 36 s a step, with two validations."""
+    """Write the files of a run with 20 of 100 steps, 36 s per step, and two validations."""
     folder.mkdir(parents=True)
     state = {"status": status, "step": 10, "reason": "the disk is full", "job_id": "77", **changes}
     (folder / "STATUS").write_text(json.dumps(state))
@@ -51,14 +51,14 @@ def test_a_running_run(tmp_path: Path) -> None:
     assert overview.hours_left == pytest.approx(0.8) and overview.activity == "step 21"
 
 
-def test_states(tmp_path: Path) -> None:
+def test_states_of_runs(tmp_path: Path) -> None:
     assert read_overview(write_run(tmp_path / "lost", silent_minutes=6)).state == "lost"
     failed = read_overview(write_run(tmp_path / "failed", "failed", has_heartbeat=False))
     assert (failed.state, failed.activity, failed.job_id) == ("failed", "the disk is full", "77")
     assert failed.hours_left is None
-    done = write_run(tmp_path / "done", "done", has_heartbeat=False, reason="")
-    (done / "summary.json").write_text('{"steps": 20}')
-    assert read_overview(done).total_steps == 20
+    finished = write_run(tmp_path / "done", "done", has_heartbeat=False, reason="")
+    (finished / "summary.json").write_text('{"steps": 20}')
+    assert read_overview(finished).total_steps == 20
     submitted = tmp_path / "submitted"
     submitted.mkdir()
     (submitted / "jobs.json").write_text("[]")
@@ -75,7 +75,9 @@ def test_runs_at_any_depth(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path) for path in find_runs(tmp_path)] == [Path("a"), Path("b/seed_1")]
 
 
-def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_has_one_line_per_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs" / "a")
     write_run(tmp_path / "runs" / "b", "failed", has_heartbeat=False, reason="x" * 100)
@@ -125,7 +127,7 @@ def test_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         (["--watch", "5", "--json"], "--watch and --json: cannot be combined"),
     ],
 )
-def test_wrong_arguments(
+def test_invalid_arguments_are_refused(
     arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""A small world without a fault: two netCDF files and a config; and what spoils it."""
+"""Small data set without faults (two netCDF files and a config), and functions that introduce faults into it."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ def make_fields(times: int = 20, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def hours_of_file(file: int) -> list[int]:
-    """Return the times of file 1 or 2."""
+    """Return the times of file 1 or 2 in hours."""
     return [6 * n for n in range(20 * (file - 1), 20 * file)]
 
 
 def write_data_file(folder: Path, file: int, values: dict[str, np.ndarray] | None = None, **options: Any) -> None:
-    """Write one of the two files anew; `options` are those of `write_file`."""
+    """Write file 1 or 2 with some variables replaced; `options` are those of `write_file`."""
     values = {**make_fields(seed=10 * file), **(values or {})}
     options = {"hours": hours_of_file(file), "levels": [500, 850], **options}
     write_file(folder / f"data_{file}.nc", values, **options)
 
 
 def write_world(folder: Path) -> None:
-    """Write two files and a config without a fault."""
+    """Write two files and a config without faults."""
     for file in (1, 2):
         write_data_file(folder, file)
     (folder / "config.yml").write_text(yaml.safe_dump(CONFIG))
 
 
 def put_value(name: str, index: tuple, value: float) -> Callable[[Path], None]:
-    """Put one value into a variable of the first file."""
+    """Return a function that replaces one value of a variable of the first file."""
 
     def spoil(folder: Path) -> None:
         values = make_fields(seed=10)[name]
@@ -89,12 +89,12 @@ def put_value(name: str, index: tuple, value: float) -> Callable[[Path], None]:
 
 
 def rewrite_file(file: int = 2, values: Callable[[], dict] = dict, **options: Any) -> Callable[[Path], None]:
-    """Write a file with other options or values."""
+    """Return a function that writes a file with other options or values."""
     return lambda folder: write_data_file(folder, file, values(), **options)
 
 
 def rewrite_both_files(values: Callable[[int], dict] = lambda file: {}, **options: Any) -> Callable[[Path], None]:
-    """Write both files with other options or values."""
+    """Return a function that writes both files with other options or values."""
 
     def spoil(folder: Path) -> None:
         for file in (1, 2):
@@ -110,18 +110,18 @@ def truncate_second_file(folder: Path) -> None:
 
 
 def coarsen_second_file(folder: Path) -> None:
-    """Put the second file on another grid."""
+    """Write the second file on a coarser grid."""
     values = {name: value[..., ::2, ::2] for name, value in make_fields(seed=20).items()}
     write_file(folder / "data_2.nc", values, hours_of_file(2), levels=[500, 850])
 
 
 def make_files_overlap(folder: Path) -> None:
-    """Give the second file a time of the first, with other values."""
+    """Write a time of the first file into the second file, with other values."""
     write_data_file(folder, 2, hours=[hours_of_file(1)[-1], *hours_of_file(2)[1:]])
 
 
 def occupy_run_folder(name: str) -> Callable[[Path], None]:
-    """Leave something, as another run would, in the run's folder."""
+    """Return a function that writes a file or store of another run into the run folder."""
 
     def spoil(folder: Path) -> None:
         path = folder / "run" / name
@@ -132,7 +132,7 @@ def occupy_run_folder(name: str) -> Callable[[Path], None]:
 
 
 def write_climatology(rows: int = ROWS, columns: int = COLUMNS) -> Callable[[Path], None]:
-    """Write a climatology by day of the year, clim.nc."""
+    """Return a function that writes clim.nc, a climatology by day of the year."""
 
     def spoil(folder: Path) -> None:
         values = {"t": random_fields(366, 2, rows, columns), "t2m": random_fields(366, rows, columns)}
@@ -152,7 +152,10 @@ def write_other_forecasts(
     rows: int = ROWS, levels: tuple[float, ...] = (500.0, 850.0), start: str = "2000-01-08", lead: int = 6,
     **units: str | None,
 ) -> Callable[[Path], None]:  # fmt: skip
-    """Write forecasts of another program, others.zarr: t and t2m, from eight initial times, south first."""
+    """Return a function that writes others.zarr, forecasts of another program.
+
+    The forecasts have the variables t and t2m, eight initial times, and rows from south to north.
+    """
 
     def spoil(folder: Path) -> None:
         columns, units_of = 2 * rows, {"t": "K", "t2m": "K", **units}
@@ -165,20 +168,20 @@ def write_other_forecasts(
         }
         values = random_fields(8, 1, len(levels), rows, columns)
         flat = tuple(dim for dim in coords if dim != "level")
-        said = {name: {} if text is None else {"units": text} for name, text in units_of.items()}
-        fields = {"t": (tuple(coords), values, said["t"]), "t2m": (flat, values[:, :, 0], said["t2m"])}
+        attributes = {name: {} if text is None else {"units": text} for name, text in units_of.items()}
+        fields = {"t": (tuple(coords), values, attributes["t"]), "t2m": (flat, values[:, :, 0], attributes["t2m"])}
         xr.Dataset(fields, coords).to_zarr(folder / "others.zarr", zarr_format=2)
 
     return spoil
 
 
 def write_other_forecasts_with_gap(folder: Path) -> None:
-    """Write forecasts of another program of which a chunk is lost."""
+    """Write forecasts of another program with missing values of t2m near the north pole."""
     write_other_forecasts()(folder)
     shutil.rmtree(folder / "others.zarr" / "t2m")
-    others_of_t2m = xr.Dataset({"t2m": xr.open_zarr(folder / "others.zarr")["t"].isel(level=0, drop=True)})
-    hole = others_of_t2m.where(others_of_t2m["latitude"] < 80)
-    hole.to_zarr(folder / "others.zarr", zarr_format=2, mode="a")
+    t2m = xr.Dataset({"t2m": xr.open_zarr(folder / "others.zarr")["t"].isel(level=0, drop=True)})
+    t2m_with_gap = t2m.where(t2m["latitude"] < 80)
+    t2m_with_gap.to_zarr(folder / "others.zarr", zarr_format=2, mode="a")
 
 
 def cut_to_hemisphere(folder: Path) -> None:
@@ -190,7 +193,7 @@ def cut_to_hemisphere(folder: Path) -> None:
 
 
 def drop_variables(*names: str) -> Callable[[Path], None]:
-    """Leave variables out of both files."""
+    """Return a function that writes both files without some variables."""
 
     def spoil(folder: Path) -> None:
         for file in (1, 2):
@@ -200,25 +203,25 @@ def drop_variables(*names: str) -> Callable[[Path], None]:
     return spoil
 
 
-def t2m_in_celsius(file: int) -> dict[str, np.ndarray]:
+def make_t2m_in_celsius(file: int) -> dict[str, np.ndarray]:
     return {"t2m": make_fields(seed=10 * file)["t2m"] - 273.15}
 
 
-def uniform_t2m(file: int) -> dict[str, np.ndarray]:
+def make_uniform_t2m(file: int) -> dict[str, np.ndarray]:
     return {"t2m": np.full((20, ROWS, COLUMNS), 280.0, dtype=np.float32)}
 
 
-def static_with_time(file: int) -> dict[str, np.ndarray]:
+def make_static_with_time(file: int) -> dict[str, np.ndarray]:
     return {"ground": random_fields(20, ROWS, COLUMNS)}
 
 
 def write_text_file(name: str, content: str) -> Callable[[Path], object]:
-    """Write a text file."""
+    """Return a function that writes a text file."""
     return lambda folder: (folder / name).write_text(content)
 
 
-def change_meta(key: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """Change the description of the store, or what its arrays hold."""
+def change_store_attributes(key: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
+    """Return a function that changes an entry of the store's attributes."""
 
     def spoil(folder: Path) -> None:
         path = folder / "store.zarr" / "zarr.json"
@@ -229,21 +232,21 @@ def change_meta(key: str, change: Callable[[dict], object]) -> Callable[[Path], 
     return spoil
 
 
-def lose_a_chunk(folder: Path, index: int = 0) -> None:
-    """Remove a time's fields from the store."""
+def remove_chunk(folder: Path, index: int = 0) -> None:
+    """Remove the chunk of one time from the store."""
     shutil.rmtree(folder / "store.zarr" / "fields" / "c" / str(index))
 
 
-def damage_a_chunk(folder: Path, index: int) -> None:
-    """Flip a byte of a time's fields in the store."""
+def damage_chunk(folder: Path, index: int) -> None:
+    """Flip one bit of the chunk of one time in the store."""
     path = folder / "store.zarr" / "fields" / "c" / str(index) / "0" / "0" / "0"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def change_a_source(folder: Path) -> None:
-    """Write the second file anew, with other values, and let the store know it by its place here."""
+def change_source(folder: Path) -> None:
+    """Write the second file with other values, and let the store's sources have their paths in this folder."""
     path = folder / "data_2.nc"
     store = zarr.open_group(folder / "store.zarr", mode="r+")
     meta = dict(store.attrs)["credit"]
@@ -253,17 +256,17 @@ def change_a_source(folder: Path) -> None:
     os.utime(path, ns=(0, 0))
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the run's checkpoints, oldest first."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of the run, oldest first."""
     return sorted((folder / "run" / "checkpoints").glob("step_*"))
 
 
 def damage_checkpoints(*numbers: int) -> Callable[[Path], None]:
-    """Flip a byte in these checkpoints."""
+    """Return a function that flips one bit in the checkpoints of these indices."""
 
     def spoil(folder: Path) -> None:
         for number in numbers:
-            file = next((checkpoints(folder)[number] / "model").glob("*.safetensors"))
+            file = next((list_checkpoints(folder)[number] / "model").glob("*.safetensors"))
             content = bytearray(file.read_bytes())
             content[-1] ^= 1
             file.write_bytes(content)
@@ -272,11 +275,11 @@ def damage_checkpoints(*numbers: int) -> Callable[[Path], None]:
 
 
 def remove_last_manifest(folder: Path) -> None:
-    (checkpoints(folder)[-1] / "manifest.json").unlink()
+    (list_checkpoints(folder)[-1] / "manifest.json").unlink()
 
 
 def write_slow_metrics(folder: Path) -> None:
-    """Leave the metrics of a slow run."""
+    """Write metrics of a run with 0.1 samples per second."""
     (folder / "run").mkdir(exist_ok=True)
     rows = [{"step": n, "loss": 1.0, "samples_per_s": 0.1} for n in (1, 2)]
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -339,5 +342,5 @@ def write_failing_objective(
 
 
 def write_model_plugin(forward: str = "pass", init: str = "pass") -> Callable[[Path], object]:
-    """Write a plugin with a model."""
+    """Return a function that writes a plugin with a model."""
     return write_text_file("seeded_model.py", MODEL.format(forward=forward, init=init))

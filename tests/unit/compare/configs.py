@@ -1,4 +1,4 @@
-"""Configs of the tests of comparisons."""
+"""Configs for tests of comparisons."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A process that has ended before it is looked at, for tests of what is done with its exit code."""
+"""Stand-in for a process that has ended, for tests of the reaction to its exit code."""
 
 from __future__ import annotations
 
 
 class FinishedProcess:
-    """Stands in for `subprocess.Popen`.
+    """Stand-in for `subprocess.Popen`.
 
     Args:
         exit_code: exit code of the process.

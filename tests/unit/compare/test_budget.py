@@ -1,4 +1,4 @@
-"""Budgets: from the text of an option to the number of steps, and to the overrides of a training."""
+"""Tests of budgets: parsing, the number of steps, and the overrides of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a comparison: done once, repeated if their inputs change, and named if they fail."""
+"""Tests of the parts of a comparison: run once, repeated if inputs change, and named if they fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from credit.errors import ConfigError
 from tests.unit.compare.finished_process import FinishedProcess
 
 
-def test_a_part_is_done_once_and_repeated_if_its_inputs_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_runs_once_and_again_if_its_inputs_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = tmp_path / "scores.nc"
     calls = []
 
@@ -62,7 +62,7 @@ def test_a_failure_is_named_with_its_message_and_log(tmp_path: Path) -> None:
     assert describe_failure(log) == f"(log {log})"
 
 
-def test_the_failed_part_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_part_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exit_codes = iter([1, 85, 0])
     monkeypatch.setattr("credit.compare.execution.start_process", lambda *arguments: FinishedProcess(next(exit_codes)))
     part = ComparisonPart("train a", "train", tmp_path / "a.yml", (), tmp_path)
@@ -155,8 +155,8 @@ def test_a_part_without_its_result_has_failed(tmp_path: Path, monkeypatch: pytes
 def test_an_error_stops_the_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = ScriptPart("score a", "verify", tmp_path, ("import time; time.sleep(60)",), tmp_path / "scores.nc")
     quick = ScriptPart("score b", "verify", tmp_path, ("pass",), tmp_path / "scores.nc")
-    stopped = []
-    monkeypatch.setattr("credit.compare.execution.stop_parts", lambda running: stopped.extend(running))
+    stopped_parts = []
+    monkeypatch.setattr("credit.compare.execution.stop_parts", lambda running: stopped_parts.extend(running))
 
     def fail(self: Executor) -> None:
         raise OSError("no space left")
@@ -164,9 +164,9 @@ def test_an_error_stops_the_other_processes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Executor, "save", fail)
     with pytest.raises(OSError, match="no space left"):
         Executor(tmp_path, HostSlots(2)).run_all([slow, quick])
-    assert [running_part.part.name for running_part in stopped] == ["score a"]
-    stop_parts(stopped)
-    assert stopped[0].process.returncode == -signal.SIGTERM
+    assert [running_part.part.name for running_part in stopped_parts] == ["score a"]
+    stop_parts(stopped_parts)
+    assert stopped_parts[0].process.returncode == -signal.SIGTERM
 
 
 def test_the_host_is_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Combination of scores over seeds: means, ranges, significance, tables and files, on scores with a known answer."""
+"""Tests of the combination of scores over seeds: means, ranges, significance, tables and files."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_means_ranges_and_the_direction_of_the_comparison() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "spread"),
     [
-        # Equal errors of each seed: nothing to find.
+        # Equal errors of each seed, so there is no difference.
         ([2.0, 2.1, 2.2], [2.0, 2.1, 2.2], 0.05),
         # A clear difference of each seed, with another sign in one of them.
         ([2.0, 2.0, 2.0], [1.5, 1.5, 2.5], 0.05),

@@ -1,4 +1,4 @@
-"""Requirements of a comparison, and the record that a second call must agree with."""
+"""Tests of the requirements of a comparison, and of the record with which a second call must agree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_other_differences_are_allowed_and_listed() -> None:
     ]
 
 
-def test_names_are_distinct_and_free(tmp_path: Path) -> None:
+def test_names_of_runs_are_distinct_and_not_reserved(tmp_path: Path) -> None:
     first = write_config(tmp_path, "a")
     for sources, message in (
         ([first], "at least two"),
@@ -69,7 +69,7 @@ def test_names_are_distinct_and_free(tmp_path: Path) -> None:
     assert {run.config.inference.lead_time for run in runs} == {"24h"}
 
 
-def test_a_run_that_is_taken_as_it_is_must_be_done(tmp_path: Path) -> None:
+def test_a_run_that_is_not_trained_must_be_done(tmp_path: Path) -> None:
     sources = [write_config(tmp_path, "a"), write_config(tmp_path, "b")]
     with pytest.raises(ConfigError, match="STATUS of .*runs/a is missing"):
         load_compared_runs(sources, [], trains_runs=False)

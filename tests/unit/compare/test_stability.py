@@ -1,4 +1,4 @@
-"""Variability of long forecasts on fields whose standard deviation is known."""
+"""Tests of the variability of long forecasts, on fields with known standard deviations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_the_deviation_is_weighted_by_area_and_leaves_missing_cells_out() -> Non
         ([0.4, 1.0, 1.0], 1.0, None),
     ],
 )
-def test_days(ratios: list[float], exit_day: float | None, nonfinite_day: float | None) -> None:
+def test_exit_day_and_nonfinite_day_of_a_curve(
+    ratios: list[float], exit_day: float | None, nonfinite_day: float | None
+) -> None:
     curve = StabilityCurve("a", "seed_1", "z500", "field", [1.0, 2.0, 3.0], ratios)
     assert (curve.exit_day, curve.nonfinite_day) == (exit_day, nonfinite_day)
 
@@ -55,7 +57,7 @@ def test_eddies_are_deviations_from_the_zonal_mean() -> None:
     assert eddies == pytest.approx([np.sqrt(1 / 3), 0], rel=1e-3, abs=1e-6)
 
 
-def test_a_long_forecast_whose_weather_dies_and_that_becomes_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_of_a_long_forecast_with_vanishing_eddies_and_a_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     wave = np.cos(np.deg2rad(GRID.lat))[:, None] * np.sin(np.deg2rad(GRID.lon))
     zonal = 3 * np.sin(np.deg2rad(GRID.lat))[:, None] * np.ones(180)
     zonal[:10] = np.nan

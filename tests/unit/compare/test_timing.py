@@ -1,4 +1,4 @@
-"""Paired measurement of step times: order, medians, stages of growing rollouts, and runs that are added later."""
+"""Tests of the measurement of step times: order, medians, growing rollouts, and runs that are added later."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_stages_of_growing_rollouts_count_by_their_share_of_the_run(tmp_path: Pa
     assert read_step_cost(tmp_path, {0: 1, 0.6: 2}).seconds == pytest.approx(0.6 * 1.0 + 0.4 * 2.0)
 
 
-def test_the_short_training_does_little_else(tmp_path: Path) -> None:
+def test_the_short_training_has_no_preview_and_one_validation(tmp_path: Path) -> None:
     run = make_run("a", "trainer.preview={}", "trainer.patience=2")
     overrides = build_timing_overrides(run, 30, tmp_path)
     trainer = load_config(QUICKSTART, ["trainer.preview={}", *overrides]).trainer
@@ -92,12 +92,12 @@ def test_a_run_that_is_added_later_is_timed_relative_to_an_earlier_run() -> None
 
 def test_timings_are_kept_and_a_failing_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"a": [1.0, 5.0, 2.0], "b": [3.0, 4.0, 8.0]}
-    trained = []
+    timed_folders = []
 
     def train(words: list[str], log_path: Path, environment: dict[str, str]) -> FinishedProcess:
         folder = Path(next(word for word in words if word.startswith("save_loc=")).removeprefix("save_loc="))
         name, _, number = folder.name.partition("_round_")
-        trained.append(folder.name)
+        timed_folders.append(folder.name)
         if name == "broken":
             log_path.write_text("credit train: no memory\n")
             return FinishedProcess(1)
@@ -110,16 +110,16 @@ def test_timings_are_kept_and_a_failing_run_is_left_out(tmp_path: Path, monkeypa
     executor = Executor(tmp_path)
     costs = measure_step_costs(runs, paths, TimingPlan(6, 3, 1), executor, tmp_path)
     assert {name: cost.seconds for name, cost in costs.items()} == {"a": 2.0, "b": 4.0}
-    assert trained == [
+    assert timed_folders == [
         "a_round_0", "broken_round_0", "b_round_0", "b_round_1", "a_round_1", "a_round_2", "b_round_2",
     ]  # fmt: skip
     assert executor.list_failures() == [
         f"time broken, round 1 failed: credit train: no memory (log {tmp_path}/logs/time_broken_round_1.log)"
     ]
     # The second call measures nothing but the run that failed, with the first run.
-    trained.clear()
-    again = measure_step_costs(runs[::2], paths, TimingPlan(6, 3, 1), Executor(tmp_path), tmp_path)
-    assert again == costs and trained == []
+    timed_folders.clear()
+    repeated_costs = measure_step_costs(runs[::2], paths, TimingPlan(6, 3, 1), Executor(tmp_path), tmp_path)
+    assert repeated_costs == costs and timed_folders == []
     assert not (tmp_path / "timing").exists()
     assert ComparisonPart("p", "train", tmp_path, (), tmp_path, ranks=2).command_line()[1:5] == [
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",

@@ -1,4 +1,4 @@
-"""Equal parts of the global batch for every rank, in equal batches."""
+"""Division of the global batch into equal micro-batches on every rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.unit.hpc.measured import small_config
     ("limit", "ranks", "division"),
     [(3, 4, (3, 1)), (3, 3, (2, 2)), (3, 2, (3, 2)), (3, 1, (3, 4)), (1, 3, (1, 4)), (100, 1, (12, 1)), (5, 2, (3, 2))],
 )
-def test_the_largest_batch_that_divides_a_part(limit: int, ranks: int, division: tuple[int, int]) -> None:
+def test_micro_batch_is_largest_divisor_within_limit(limit: int, ranks: int, division: tuple[int, int]) -> None:
     config = small_config("trainer.global_batch_size=12", f"trainer.train_batch_size={limit}")
     trainer = divide_global_batch(config, ranks).trainer
     assert (trainer.train_batch_size, trainer.grad_accum_every) == division
     assert trainer.train_batch_size * trainer.grad_accum_every * ranks == 12
-    # The samples of each step are those of four ranks.
+    # Each step has the same samples as on four ranks.
     samples = []
     for num_groups, batch, accumulation in ((4, 3, 1), (ranks, *division)):
         sampler = ResumableSampler(100, batch, accumulation, 7, 0, 20, num_sample_groups=num_groups)
@@ -32,7 +32,7 @@ def test_without_a_global_batch_nothing_changes() -> None:
     assert divide_global_batch(config, 5) is config
 
 
-def test_what_does_not_divide_is_refused() -> None:
+def test_unequal_division_is_refused() -> None:
     config = small_config("trainer.global_batch_size=12")
     with pytest.raises(ConfigError, match="12 samples cannot be divided equally among 5 ranks .* 12, 6, 4, 3, 2, 1"):
         divide_global_batch(config, 5)

@@ -1,4 +1,4 @@
-"""docs/config.md is what the schema says."""
+"""docs/config.md is generated from the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the key by which ranks divide the fields of a forecast."""
+"""Config keys of forecasts whose fields are divided among ranks."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_ranks_that_do_not_fit_are_refused(degrees: dict, message: str) -> None:
         build_forecast_mesh(ForecastParallelismConfig(**degrees), ProcessInfo(0, 6), "cpu")
 
 
-def test_one_rank_of_those_that_make_a_forecast_together_gets_it() -> None:
-    """Of 16 ranks, 8 make a forecast together: ensemble 2 x domain 2 x tensor 2."""
+def test_one_rank_of_each_group_gets_the_forecasts() -> None:
+    """Groups of 8 of the 16 ranks compute a forecast together: ensemble 2 x domain 2 x tensor 2."""
     degrees = ParallelDims(replicate=4, tensor=2, ensemble=2, domain=2)
     grids = [DeviceGrid(degrees, rank) for rank in range(16)]
     assert [grid.rank for grid in grids if grid.gets_forecasts] == [0, 8]

@@ -1,4 +1,4 @@
-"""Tests of the keys by which ranks share the members of an ensemble."""
+"""Config keys of ensembles whose members are shared among ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_contradictions_are_refused(overrides: list[str], message: str) -> None:
         load_config(QUICKSTART, [*ENSEMBLE, *overrides])
 
 
-def test_what_fits_is_accepted() -> None:
+def test_valid_degrees_are_accepted() -> None:
     overrides = [FORECASTS, "inference.parallelism.ensemble=2", "trainer.parallelism.ensemble=4"]
     config = load_config(QUICKSTART, [*ENSEMBLE, *overrides])
     assert config.trainer.objective.shares_members
@@ -41,7 +41,7 @@ def test_what_fits_is_accepted() -> None:
 
 
 def test_an_objective_that_does_not_share_members_is_refused() -> None:
-    """A plugin's objective would train the same members on every rank of a group."""
+    """With such an objective, every rank of a group would train the same members."""
     overrides = ["trainer.objective.kind=deterministic", "trainer.parallelism.ensemble=2"]
     with pytest.raises(ConfigError):
         load_config(QUICKSTART, [*ENSEMBLE, *overrides])

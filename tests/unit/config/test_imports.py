@@ -1,4 +1,4 @@
-"""Reading a config and showing help are quick: they import neither torch nor the readers of data."""
+"""Loading a config and showing help are fast: they import neither torch nor packages that read data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of keys agrees with the reference page, and its values are accepted."""
+"""List of config keys: it agrees with the reference page, and its values are accepted."""
 
 from __future__ import annotations
 

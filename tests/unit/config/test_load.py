@@ -1,4 +1,4 @@
-"""YAML, overrides and environment become a frozen config; every problem is reported at once."""
+"""Building of the frozen config from YAML, overrides and environment variables; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MINIMAL = {
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def config_path(tmp_path: Path) -> Path:
     path = tmp_path / "config.yml"
     path.write_text(yaml.safe_dump(MINIMAL))
     return path
 
 
-def problems_of(raw: dict) -> str:
-    with pytest.raises(ConfigError) as caught:
+def collect_problems(raw: dict) -> str:
+    with pytest.raises(ConfigError) as error:
         build_config(raw)
-    assert caught.value.exit_code == 2
-    return str(caught.value)
+    assert error.value.exit_code == 2
+    return str(error.value)
 
 
 def with_key(dotted: str, value: object) -> dict:
@@ -52,8 +52,8 @@ def with_key(dotted: str, value: object) -> dict:
     return raw
 
 
-def test_round_trip_through_yaml(written: Path) -> None:
-    config = load_config(written)
+def test_round_trip_through_yaml(config_path: Path) -> None:
+    config = load_config(config_path)
     assert build_config(yaml.safe_load(dump_config(config))) == config
 
 
@@ -68,20 +68,21 @@ def test_round_trip_through_yaml(written: Path) -> None:
         ("trainer.walltime", ["90min", 1.5, "1.5h"]),
     ],
 )
-def test_a_duration_has_one_form(key: str, spellings: list) -> None:
+def test_durations_are_normalised(key: str, spellings: list) -> None:
     configs = [build_config(with_key(key, spelling)) for spelling in spellings]
     assert len({dump_config(config) for config in configs}) == 1
     assert all(config == configs[0] for config in configs)
 
 
-def test_frozen(written: Path) -> None:
+def test_config_is_frozen(config_path: Path) -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        load_config(written).trainer.max_steps = 5
+        load_config(config_path).trainer.max_steps = 5
 
 
-def test_overrides_reach_lists_and_new_sections(written: Path) -> None:
+def test_overrides_reach_lists_and_new_sections(config_path: Path) -> None:
     config = load_config(
-        written, ["trainer.learning_rate=1e-4", "data.sources.0.path=y.nc", "model.dim=[8,16,32,64]", "loss.kind=mae"]
+        config_path,
+        ["trainer.learning_rate=1e-4", "data.sources.0.path=y.nc", "model.dim=[8,16,32,64]", "loss.kind=mae"],
     )
     assert config.trainer.learning_rate == 1e-4
     assert config.data.sources[0].path == "y.nc"
@@ -89,23 +90,25 @@ def test_overrides_reach_lists_and_new_sections(written: Path) -> None:
     assert config.loss.kind == "mae"
 
 
-def test_an_override_of_a_section_that_yaml_shares(tmp_path: Path) -> None:
+def test_override_changes_one_of_two_shared_sections(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_text(yaml.safe_dump(MINIMAL) + "pbs: &jobs {nodes: 2}\nslurm: *jobs\n")
     config = load_config(tmp_path / "config.yml", ["pbs.nodes=3"])
     assert (config.pbs.nodes, config.slurm.nodes) == (3, 2)
 
 
 @pytest.mark.parametrize("bad", ["trainer.max_steps", "=3", "data.sources.4.path=y", "trainer.max_steps.x=1"])
-def test_bad_overrides(written: Path, bad: str) -> None:
+def test_invalid_overrides_are_refused(config_path: Path, bad: str) -> None:
     with pytest.raises(ConfigError, match="override"):
-        load_config(written, [bad])
+        load_config(config_path, [bad])
 
 
-def test_environment(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_expanded(config_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHERE", "/data")
-    assert load_config(written, ["data.sources.0.path=$WHERE/${WHERE}x.nc"]).data.sources[0].path == "/data//datax.nc"
+    assert (
+        load_config(config_path, ["data.sources.0.path=$WHERE/${WHERE}x.nc"]).data.sources[0].path == "/data//datax.nc"
+    )
     with pytest.raises(ConfigError, match=r"data.sources.0.path.*no variable NOWHERE_SET"):
-        load_config(written, ["data.sources.0.path=$NOWHERE_SET/x.nc"])
+        load_config(config_path, ["data.sources.0.path=$NOWHERE_SET/x.nc"])
 
 
 PATHS = (
@@ -118,7 +121,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_every_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_paths_may_begin_with_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     raw = with_key("data.level_units", "model_level")
     raw["data"] |= {
@@ -150,13 +153,13 @@ def test_every_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.Monkey
         load_config("~/config.yml", [f"{key}=~no_such_user/x"])
 
 
-def test_every_problem_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     raw = with_key("trainer.max_step", 3)
     raw["trainer"]["amp"] = "perhaps"
     raw["model"]["dims"] = [1]
     raw["data"]["sources"][0]["paht"] = "x"
     raw["inference"] = {"lead_time": "soon"}
-    text = problems_of(raw)
+    text = collect_problems(raw)
     assert 'trainer.max_step: unknown key; did you mean "max_steps"?' in text
     assert "trainer.amp: 'perhaps'" in text
     assert 'model.dims: unknown key; did you mean "dim"?' in text
@@ -169,7 +172,7 @@ def test_the_keys_of_a_section_are_listed_once() -> None:
     raw = with_key("trainer.qqq", 1)
     raw["trainer"] |= {"xxx": 2, "zzz": 3}
     raw["yyyy"] = 4
-    text = problems_of(raw)
+    text = collect_problems(raw)
     assert "4 problems" in text
     assert text.count("keys of trainer: activation_checkpoint, amp, ") == 1
     assert text.count("keys of the config: data, experiment, ") == 1
@@ -184,13 +187,13 @@ def test_the_keys_of_a_section_are_listed_once() -> None:
         ("model.edges", "model.edges: model.type wxformer has no such key; it is a key of swin. Remove it, or replace"),
         ("trainer.dim_head", "the key with this name is model.dim_head"),
         ("data.path", "the key with this name is data.sources.N.path or verification."),
-        # a near name of the same section comes first, a distant one is no hint
+        # A similar name in the same section has precedence. Without a similar name, the keys are listed.
         ("trainer.max_step", 'did you mean "max_steps"?'),
         ("inference.modes", "keys of inference: "),
     ],
 )
-def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
-    assert says in problems_of(with_key(key, 1))
+def test_key_in_wrong_section_is_located(key: str, says: str) -> None:
+    assert says in collect_problems(with_key(key, 1))
 
 
 @pytest.mark.parametrize(
@@ -206,21 +209,21 @@ def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
         ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "- data.variables: t2m listed twice"),
     ],
 )
-def test_values_that_look_like_others(key: str, value: object, says: str) -> None:
-    text = problems_of(with_key(key, value))
+def test_values_of_wrong_type_are_explained(key: str, value: object, says: str) -> None:
+    text = collect_problems(with_key(key, value))
     assert says in text
     assert "500, 500] listed" not in text and len(text) < 400
 
 
-def test_true_and_false_where_they_belong() -> None:
+def test_booleans_are_accepted_where_allowed() -> None:
     raw = with_key("trainer.amp", True)
     raw["trainer"] |= {"activation_checkpoint": True, "use_ema": False}
     raw["data"]["grid"] = {"rows": 32, "columns": 64, "poles": False}
     assert build_config(raw).trainer.activation_checkpoint is True
 
 
-def test_a_merge_of_yaml(tmp_path: Path) -> None:
-    """``<<`` takes over the keys of another mapping; its own come first, and are no repetition."""
+def test_yaml_merge_keys(tmp_path: Path) -> None:
+    """``<<`` copies keys of another mapping. Keys beside it have precedence and do not count as repetitions."""
     raw = yaml.safe_load(yaml.safe_dump(MINIMAL))
     text = yaml.safe_dump(raw | {"trainer": None, "pbs": None, "slurm": None}).replace(
         "pbs: null\n", "pbs: &jobs\n  nodes: 2\n"
@@ -236,14 +239,14 @@ def test_a_merge_of_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["12:00:00", "6:00", "0:30"])
-def test_times_of_day_are_no_numbers(written: Path, text: str) -> None:
-    """YAML 1.1 would make 43200, 360 and 30 of them, and a number is taken for hours."""
+def test_times_of_day_are_refused_as_durations(config_path: Path, text: str) -> None:
+    """YAML 1.1 reads these texts as 43200, 360 and 30, and a number would mean hours."""
     for key in ("pbs.walltime", "trainer.walltime"):
         with pytest.raises(ConfigError, match=f"{key}: '{text}': \"{text}\" is not a duration; write for example 6h"):
-            load_config(written, [f"{key}={text}"])
+            load_config(config_path, [f"{key}={text}"])
 
 
-def test_files_that_are_no_config(tmp_path: Path) -> None:
+def test_files_without_config_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
     for text, says in {
         "": "but the file is empty; `credit init quickstart`",
@@ -256,7 +259,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 
 
 def test_unknown_model_names_the_nearest() -> None:
-    assert 'did you mean "wxformer"?' in problems_of(with_key("model.type", "wxfomer"))
+    assert 'did you mean "wxformer"?' in collect_problems(with_key("model.type", "wxfomer"))
 
 
 @pytest.mark.parametrize(
@@ -274,20 +277,20 @@ def test_unknown_model_names_the_nearest() -> None:
         ("loss.weights", {"z": -1.0}, "loss.weights.z: -1.0"),
     ],
 )
-def test_combinations(key: str, value: object, says: str) -> None:
-    assert says in problems_of(with_key(key, value))
+def test_invalid_combinations_are_refused(key: str, value: object, says: str) -> None:
+    assert says in collect_problems(with_key(key, value))
 
 
-def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_plugin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_plugin_that_raises.py").write_text("raise RuntimeError('half done')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "RuntimeError: half done" in problems_of(with_key("plugins", ["a_plugin_that_raises"]))
+    assert "RuntimeError: half done" in collect_problems(with_key("plugins", ["a_plugin_that_raises"]))
 
 
-def test_daily_sun_excludes_the_time_of_day() -> None:
+def test_daily_mean_radiation_excludes_time_of_day() -> None:
     raw = with_key("data.solar.mean", "daily")
     raw["data"]["variables"]["dynamic_forcing"] = {"vars_2D": ["sin_day"]}
-    assert "no diurnal cycle" in problems_of(raw)
+    assert "no diurnal cycle" in collect_problems(raw)
 
 
 def test_key_given_twice(tmp_path: Path) -> None:
@@ -298,15 +301,15 @@ def test_key_given_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", ""])
-def test_not_a_mapping(tmp_path: Path, text: str) -> None:
+def test_yaml_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="config"):
         load_config(path)
 
 
-def test_dates_need_no_quotes(written: Path) -> None:
-    config = load_config(written, ["data.splits.train=[2000-01-01, 2000-06-30]"])
+def test_dates_need_no_quotes(config_path: Path) -> None:
+    config = load_config(config_path, ["data.splits.train=[2000-01-01, 2000-06-30]"])
     assert config.data.splits.train == ["2000-01-01", "2000-06-30"]
 
 
@@ -315,7 +318,7 @@ def test_missing_file(tmp_path: Path) -> None:
         load_config(tmp_path / "none.yml")
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_bytes(b"save_loc: runs/fr\xfch\n")
     with pytest.raises(ConfigError, match="config.yml: byte 17 is not UTF-8"):
         load_config(tmp_path / "config.yml")

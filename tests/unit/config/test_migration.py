@@ -1,4 +1,4 @@
-"""Keys of miles-credit are answered with what takes their place, as the page says."""
+"""Errors about keys of miles-credit name the replacements that docs/migration.md lists."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from credit.config.docs_page import render_config_reference
 from credit.config.migration import TABLES, describe_table, find_replacement
-from tests.unit.config.test_load import problems_of, with_key
+from tests.unit.config.test_load import collect_problems, with_key
 
-# A key that a section or a name stands for cannot be set by itself.
+# Keys with a placeholder for a name cannot be set by themselves.
 KEYS = sorted({key for rows in TABLES.values() for row in rows for key in row.keys if "NAME" not in key})
 
 
@@ -21,13 +21,13 @@ def test_the_page_has_the_tables(repository: Path, title: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_each_key_is_answered_with_the_table(key: str) -> None:
-    """One that both packages have is none of its business, and what lies in an old section is told with that."""
+def test_error_about_each_key_names_its_replacement(key: str) -> None:
+    """Keys of both packages are skipped. The error about a key in an old section may name the section."""
     if f"| `{key}` |" in render_config_reference() or key in ("pbs", "trainer.parallelism"):
         return
-    text = problems_of(with_key(key, "x"))
-    above = [key[:end] for end in range(len(key) + 1) if key[end : end + 1] in (".", "")]
-    assert any(f"- {old}: a key of miles-credit; here " in text for old in above), text
+    text = collect_problems(with_key(key, "x"))
+    section_keys = [key[:end] for end in range(len(key) + 1) if key[end : end + 1] in (".", "")]
+    assert any(f"- {section_key}: a key of miles-credit; here " in text for section_key in section_keys), text
     assert "did you mean" not in text
     assert text.endswith("converts a whole config of miles-credit")
 
@@ -42,15 +42,15 @@ def test_each_key_is_answered_with_the_table(key: str) -> None:
         ("model.post_conf", "`model.postprocess`, a list; see docs/constraints.md"),
     ],
 )
-def test_what_is_said(key: str, says: str) -> None:
-    assert says in problems_of(with_key(key, 6))
+def test_error_names_replacement(key: str, says: str) -> None:
+    assert says in collect_problems(with_key(key, 6))
 
 
-def test_a_key_with_another_meaning_says_so() -> None:
-    text = problems_of(with_key("data.variables", ["u", "v"]))
+def test_error_mentions_different_meaning() -> None:
+    text = collect_problems(with_key("data.variables", ["u", "v"]))
     assert "must be a section" in text and "unlike miles-credit's data.variables; here `data.variables.prog" in text
-    assert "generation 1 counts from 0" in problems_of(with_key("data.forecast_len", 0))
-    # where both mean the same, miles-credit is not mentioned
+    assert "generation 1 counts from 0" in collect_problems(with_key("data.forecast_len", 0))
+    # If the meaning is the same in both packages, the error does not mention miles-credit.
     assert find_replacement("model.dim") is not None
-    assert "miles-credit" not in problems_of(with_key("model.dim", "wide"))
-    assert "miles-credit" not in problems_of(with_key("trainer.amp", "perhaps"))
+    assert "miles-credit" not in collect_problems(with_key("model.dim", "wide"))
+    assert "miles-credit" not in collect_problems(with_key("trainer.amp", "perhaps"))

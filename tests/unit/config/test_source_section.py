@@ -1,4 +1,4 @@
-"""Options of a plugin's source are those that it declares."""
+"""Config section of a source: options that a plugin declares, and invalid combinations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def registered_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_declared_options_are_accepted() -> None:
     source = SourceConfig(type="counted", options={"number": 7, "colour": ["red"]})
-    # What is saved with the run is what the user wrote.
+    # The config saves the options as the user wrote them.
     assert source.options == {"number": 7, "colour": ["red"]}
     assert SourceConfig(type="unchecked", options={"anything": 1}).options == {"anything": 1}
 

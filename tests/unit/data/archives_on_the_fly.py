@@ -1,7 +1,8 @@
-"""Zarr stores with the layout of public archives, made from the sample data, and a server that counts requests.
+"""Zarr stores with the layouts of public archives, and an HTTP server that counts requests.
 
-The layouts follow the published descriptions: the README of google-research/arco-era5, and the data guide and the
-notebook of evaluation of google-research/weatherbench2 (names, dimensions, chunks and attributes).
+The values are computed from the sample data. Names, dimensions, chunks and attributes follow the published
+descriptions: the README of google-research/arco-era5, and the data guide and the evaluation notebook of
+google-research/weatherbench2.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ _ATTRIBUTES = {
 STATIC = ("geopotential_at_surface", "land_sea_mask")
 
 
-def make_fields(num_times: int, levels: list[int], latitude: np.ndarray) -> dict[str, np.ndarray]:
+def compute_fields(num_times: int, levels: list[int], latitude: np.ndarray) -> dict[str, np.ndarray]:
     """Return the fields of the archives by name, ([time, [level,]] latitude, longitude) float32, from the sample data.
 
-    Times are six hours apart from 2000-01-01. What the sample lacks is made from what it has.
+    Times are six hours apart from 2000-01-01. Variables and levels that are not in the sample are computed from those
+    that are.
     """
     file = Path(str(resources.files("credit.data.bundled"))) / "speedy" / "speedy_2000q1.nc"
     with xr.open_dataset(file, decode_times=False) as dataset:
@@ -80,26 +82,27 @@ def make_fields(num_times: int, levels: list[int], latitude: np.ndarray) -> dict
     return {name: values.astype(np.float32) for name, values in fields.items()}
 
 
-def _attributes_of(name: str) -> dict[str, str]:
+def _build_attributes(name: str) -> dict[str, str]:
     keys = ("long_name", "short_name", "standard_name", "units")
     return {key: text for key, text in zip(keys, _ATTRIBUTES[name], strict=True) if text is not None}
 
 
-def _hours_since(epoch: str) -> int:
+def _count_hours_since(epoch: str) -> int:
     """Return the hours from a date to the first time of the archives, 2000-01-01."""
     return int((np.datetime64("2000-01-01") - np.datetime64(epoch)) // np.timedelta64(1, "h"))
 
 
 def write_arco_era5(path: Path, num_hours: int = 24, names: list[str] | None = None) -> Path:
-    """Write a store like ``ar/full_37-1h-0p25deg-chunk-1.zarr-v3``, on 33 x 64 points.
+    """Write a store like ``ar/full_37-1h-0p25deg-chunk-1.zarr-v3``, on a grid of 33 x 64 points.
 
-    It is of format 2, one time a chunk, hourly; latitudes descend; all variables have a time, static ones too. The time
-    axis is longer than the values: `num_hours` of them begin at 2000-01-01, and the dates are in the attributes.
+    The store has zarr format 2, hourly times and one time per chunk. Latitudes descend. All variables have a time axis,
+    including the static ones. The time axis is longer than the data: only `num_hours` times from 2000-01-01 have
+    values, and the attributes contain the first and the last date with values.
     """
     latitude = np.linspace(90, -90, 33).astype(np.float32)
-    fields = make_fields(num_hours, ARCO_LEVELS, latitude)
-    # 1999-12-31 and the day after the last one are empty, as the years before 1940 are in the archive.
-    hours = np.arange(-24, num_hours + 24) + _hours_since("1900-01-01")
+    fields = compute_fields(num_hours, ARCO_LEVELS, latitude)
+    # 1999-12-31 and the day after the last value are empty, like the years before 1940 in the archive.
+    hours = np.arange(-24, num_hours + 24) + _count_hours_since("1900-01-01")
     variables = {}
     for name in names or fields:
         values = fields[name]
@@ -108,7 +111,7 @@ def write_arco_era5(path: Path, num_hours: int = 24, names: list[str] | None = N
         padding = [(24, 24)] + [(0, 0)] * (values.ndim - 1)
         values = np.pad(values, padding, constant_values=np.nan)
         dims = ("time", *(["level"] if values.ndim == 4 else []), "latitude", "longitude")
-        variables[name] = (dims, values, _attributes_of(name), {"chunks": (1, *values.shape[1:])})
+        variables[name] = (dims, values, _build_attributes(name), {"chunks": (1, *values.shape[1:])})
     dataset = xr.Dataset(
         variables,
         coords={
@@ -134,11 +137,11 @@ def write_arco_era5(path: Path, num_hours: int = 24, names: list[str] | None = N
 def write_weatherbench2(path: Path, num_times: int = 120, times_per_chunk: int = 100) -> Path:
     """Write a store like ``era5/1959-2022-6h-64x32_equiangular_conservative.zarr``.
 
-    It is of format 2, 100 times a chunk, every six hours; latitudes ascend; longitude comes before latitude;
-    coordinates have no units; static variables have no time.
+    The store has zarr format 2, six-hourly times and 100 times per chunk. Latitudes ascend, and longitude comes before
+    latitude. Coordinates have no units, and static variables have no time axis.
     """
     latitude = -90 + 180 / 64 + np.arange(32) * 180 / 32
-    fields = make_fields(num_times, LEVELS, latitude)
+    fields = compute_fields(num_times, LEVELS, latitude)
     fields["total_precipitation_6hr"] = fields.pop("total_precipitation")
     variables = {}
     for name, values in fields.items():
@@ -148,8 +151,8 @@ def write_weatherbench2(path: Path, num_times: int = 120, times_per_chunk: int =
         if name not in STATIC:
             dims = ("time", *(["level"] if values.ndim == 4 else []), *dims)
             chunks = (times_per_chunk, *values.shape[1:])
-        variables[name] = (dims, values, _attributes_of(name), {"chunks": chunks})
-    hours = np.arange(num_times) * 6 + _hours_since("1959-01-01")
+        variables[name] = (dims, values, _build_attributes(name), {"chunks": chunks})
+    hours = np.arange(num_times) * 6 + _count_hours_since("1959-01-01")
     dataset = xr.Dataset(
         variables,
         coords={
@@ -164,7 +167,7 @@ def write_weatherbench2(path: Path, num_times: int = 120, times_per_chunk: int =
 
 
 class ArchiveServer:
-    """Server of a folder on this machine, as a context; it counts the requests and may delay or refuse them.
+    """HTTP server of a local folder, as a context manager. It counts the requests and can delay or refuse them.
 
     Args:
         folder: the folder.
@@ -174,7 +177,7 @@ class ArchiveServer:
         url: address of the folder.
         requests: number of requests for each path.
         num_bytes: number of bytes that were sent.
-        failures: HTTP status of the next answers for each path; an answer removes the first of them.
+        failures: HTTP error statuses of the next answers for each path. Each answer uses and removes the first one.
         most_at_once: largest number of requests that were answered at the same time.
     """
 
@@ -222,11 +225,11 @@ class ArchiveServer:
                 self._num_running -= 1
 
     def count_chunks(self) -> Counter[str]:
-        """Return the number of requests for each chunk of an array with a time, by its path."""
+        """Return the number of requests for each chunk of an array with a time axis, by path."""
         chunks: Counter[str] = Counter()
-        for path, number in self.requests.items():
+        for path, num_requests in self.requests.items():
             if path.rsplit("/", 1)[-1].count(".") >= 2 and not path.rsplit("/", 1)[-1].startswith("."):
-                chunks[path] = number
+                chunks[path] = num_requests
         return chunks
 
     def __enter__(self) -> ArchiveServer:

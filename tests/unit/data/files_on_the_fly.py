@@ -1,4 +1,4 @@
-"""Small netCDF files and configs made in a test."""
+"""Helpers that write small netCDF files and build data sections for tests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SPLITS = {
     "valid": ["2000-01-06", "2000-01-06"],
     "test": ["2000-01-08", "2000-01-08"],
 }
-# what 280 can be a value of; K for the others
+# Units in which the value 280 is plausible. All other variables are in K.
 _UNITS = {"u": "m s-1", "v": "m s-1", "u10": "m s-1", "v10": "m s-1", "wind": "m s-1", "z": "1"}
 
 
 def random_fields(*shape: int, seed: int = 0) -> np.ndarray:
-    """Return float32 noise about 280."""
+    """Return float32 noise with the mean 280 and the standard deviation 5."""
     return np.random.default_rng(seed).normal(280.0, 5.0, shape).astype(np.float32)
 
 
@@ -40,11 +40,14 @@ def write_file(
     packed: dict[str, float] | None = None,
     time_bounds: np.ndarray | None = None,
 ) -> Path:
-    """Write fields (time, [level,] lat, lon) or as `dims` says; `packed` maps a name to its scale_factor."""
+    """Write fields (time, [level,] lat, lon) to a netCDF file.
+
+    `dims` maps a name to other dimensions, and `packed` maps a name to its scale_factor.
+    """
     rows, columns = next(iter(fields.values())).shape[-2:] if dims is None else (len(lat), len(lon))
     lat = np.linspace(90 - 90 / rows, -90 + 90 / rows, rows) if lat is None else np.asarray(lat)
     lon = np.arange(columns) * 360 / columns if lon is None else np.asarray(lon)
-    path.unlink(missing_ok=True)  # a reader may still have the old one open
+    path.unlink(missing_ok=True)  # a reader may still have the old file open
     with netCDF4.Dataset(path, "w") as file:
         coordinates = {"lat": (lat, "degrees_north"), "lon": (lon, "degrees_east")}
         if levels is not None:
@@ -91,7 +94,10 @@ def make_config(
     sources: list[dict] | None = None,
     **options: object,
 ) -> DataConfig:
-    """Return a data section; `path` is one source unless `sources` are given."""
+    """Return a data section. `path` is its only source unless `sources` is given.
+
+    `p3` and `p2` are the prognostic variables with and without levels.
+    """
     paths = [str(item) for item in path] if isinstance(path, list | tuple) else str(path)
     options.setdefault("splits", SPLITS)
     options.setdefault("split_gap", "24h")

@@ -1,4 +1,4 @@
-"""A small atmosphere on hybrid levels, written as different archives write it."""
+"""Small atmosphere on hybrid levels, and functions that write it in the layouts of different archives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ R, G = 287.0597, 9.80665
 
 
 def half_levels(count: int = K) -> tuple[np.ndarray, np.ndarray]:
-    """Return a (Pa) and b of the half levels: pressure down to 60 hPa, then more and more of a sigma coordinate."""
+    """Return the coefficients a (Pa) and b of the half levels.
+
+    They are pressure levels down to 60 hPa. Below, they change gradually to sigma levels.
+    """
     eta = np.linspace(0.0, 1.0, count + 1) ** 1.5
     b = (np.maximum(eta - 0.06, 0.0) / 0.94) ** 1.3
     a = P0 * (eta - b)
@@ -31,30 +34,32 @@ def half_levels(count: int = K) -> tuple[np.ndarray, np.ndarray]:
 
 
 def levels(count: int = K) -> HybridLevels:
-    """Return these levels; full levels are at the mean pressure of their half levels."""
+    """Return the full levels. Their coefficients are the means of those of their two half levels."""
     a, b = half_levels(count)
     bounds = [np.stack([coefficients[:-1], coefficients[1:]], axis=1) for coefficients in (a, b)]
     return HybridLevels(np.arange(1.0, count + 1), *(coefficients.mean(axis=1) for coefficients in bounds), *bounds)
 
 
-def atmosphere(times: int = len(HOURS)) -> dict[str, np.ndarray]:
-    """Return t, u, v, q (times, K, H, W), surface pressure, its logarithm (times, H, W) and z of the ground (H, W)."""
+def build_atmosphere(times: int = len(HOURS)) -> dict[str, np.ndarray]:
+    """Return t, u, v, q (times, K, H, W), sp, lnsp (times, H, W) and the surface geopotential zs (H, W)."""
     random = np.random.default_rng(0)
-    ground = np.clip(random.normal(500.0, 900.0, (H, W)), 0.0, 4000.0) * (random.random((H, W)) > 0.4)
-    warmth = 30.0 * np.cos(np.deg2rad(LAT))[:, None] + random.normal(0.0, 3.0, (times, H, W))
-    surface = 101325.0 * np.exp(-ground / 8000.0) * (1 + random.normal(0.0, 0.01, (times, H, W)))
+    height = np.clip(random.normal(500.0, 900.0, (H, W)), 0.0, 4000.0) * (random.random((H, W)) > 0.4)
+    temperature_offset = 30.0 * np.cos(np.deg2rad(LAT))[:, None] + random.normal(0.0, 3.0, (times, H, W))
+    surface = 101325.0 * np.exp(-height / 8000.0) * (1 + random.normal(0.0, 0.01, (times, H, W)))
     pressure = np.moveaxis(levels().pressure(surface), 0, 1)
-    t = np.maximum((260.0 + warmth[:, None]) * (pressure / P0) ** 0.19, 205.0 + 0.2 * warmth[:, None])
-    wind = 40.0 * np.exp(-((np.log(pressure / 25000.0)) ** 2)) * np.cos(np.deg2rad(LAT))[:, None]
+    t = np.maximum(
+        (260.0 + temperature_offset[:, None]) * (pressure / P0) ** 0.19, 205.0 + 0.2 * temperature_offset[:, None]
+    )
+    wind_speed = 40.0 * np.exp(-((np.log(pressure / 25000.0)) ** 2)) * np.cos(np.deg2rad(LAT))[:, None]
     q = 0.015 * (pressure / P0) ** 3 * np.cos(np.deg2rad(LAT))[:, None] ** 2
     fields = {
         "t": t,
-        "u": wind,
-        "v": 0.3 * wind + 1.0,
+        "u": wind_speed,
+        "v": 0.3 * wind_speed + 1.0,
         "q": q,
         "sp": surface,
         "lnsp": np.log(surface),
-        "zs": ground * G,
+        "zs": height * G,
     }
     return {name: values.astype(np.float32) for name, values in fields.items()}
 
@@ -73,16 +78,20 @@ UNITS = {
 
 
 def write(path: Path, kind: str, fields: dict[str, np.ndarray], hours: np.ndarray = HOURS) -> Path:
-    """Write fields by their names as ``cam``, ``ecmwf``, ``cf`` or with ``no`` coefficients, or as ``grib``."""
+    """Write fields to a file.
+
+    `kind` is the convention for hybrid coefficients in netCDF, ``cam``, ``ecmwf`` or ``cf``. It may also be ``no`` for
+    a netCDF file without coefficients, or ``grib``.
+    """
     if kind == "grib":
         return _write_grib(path, fields, hours)
     hybrid_levels = levels()
     (a, b), (am, bm) = half_levels(), (hybrid_levels.a, hybrid_levels.b)
-    number = {"cam": 1000.0 * (am / P0 + bm)}.get(kind, np.arange(1.0, K + 1))
+    level_values = {"cam": 1000.0 * (am / P0 + bm)}.get(kind, np.arange(1.0, K + 1))
     dataset = xr.Dataset(
         coords={
             "time": ("time", hours, {"units": EPOCH, "calendar": "standard"}),
-            "lev": ("lev", number, {"units": "level", "positive": "down"}),
+            "lev": ("lev", level_values, {"units": "level", "positive": "down"}),
             "lat": ("lat", LAT, {"units": "degrees_north"}),
             "lon": ("lon", LON, {"units": "degrees_east"}),
         }
@@ -102,7 +111,7 @@ def write(path: Path, kind: str, fields: dict[str, np.ndarray], hours: np.ndarra
     elif kind == "cf":
         dataset["lev"].attrs |= {"units": "1", "standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"}
         dataset["lev"].attrs |= {"formula_terms": "ap: ap b: b ps: sp", "bounds": "lev_bnds"}
-        dataset["lev_bnds"] = (("lev", "two"), np.stack([number - 0.5, number + 0.5], axis=1))
+        dataset["lev_bnds"] = (("lev", "two"), np.stack([level_values - 0.5, level_values + 0.5], axis=1))
         dataset["lev_bnds"].attrs["formula_terms"] = "ap: ap_bnds b: b_bnds ps: sp"
         dataset = dataset.assign(ap=("lev", am / 100, {"units": "hPa"}), b=("lev", bm))
         dataset["ap_bnds"] = (("lev", "two"), hybrid_levels.a_bounds / 100, {"units": "hPa"})
@@ -118,11 +127,11 @@ def _write_grib(path: Path, fields: dict[str, np.ndarray], hours: np.ndarray) ->
             for name, values in fields.items():
                 column = values if values.ndim == 2 else values[position]
                 for level, field in enumerate(column if column.ndim == 3 else column[None], start=1):
-                    file.write(_message({"zs": "z"}.get(name, name), field, level, int(hour), pv))
+                    file.write(_encode_message({"zs": "z"}.get(name, name), field, level, int(hour), pv))
     return path
 
 
-def _message(name: str, field: np.ndarray, level: int, hour: int, pv: np.ndarray) -> bytes:
+def _encode_message(name: str, field: np.ndarray, level: int, hour: int, pv: np.ndarray) -> bytes:
     handle = eccodes.codes_grib_new_from_samples("regular_ll_pl_grib2")
     keys = {
         "Ni": W, "Nj": H, "iDirectionIncrementInDegrees": 22.5, "jDirectionIncrementInDegrees": 22.5,
@@ -140,7 +149,7 @@ def _message(name: str, field: np.ndarray, level: int, hour: int, pv: np.ndarray
     return content
 
 
-ATMOSPHERE = atmosphere()
+ATMOSPHERE = build_atmosphere()
 LEVELS = [50, 200, 500, 850, 1000]
 GROUND = {"surface_pressure": "sp", "surface_geopotential": "zs"}
 DERIVED = {
@@ -152,6 +161,7 @@ DERIVED = {
 
 
 def fields_of(*names: str, times: int = 40) -> dict[str, np.ndarray]:
+    """Return variables of the atmosphere at its first times. The surface geopotential has no time axis."""
     return {name: ATMOSPHERE[name] if name == "zs" else ATMOSPHERE[name][:times] for name in names}
 
 

@@ -1,4 +1,4 @@
-"""The sample in the package."""
+"""Tests of the sample data in the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit.data.sources.source_reader import open_sources
 from tests.unit.data.files_on_the_fly import make_config
 
 
-def test_it_is_small_and_says_where_it_is_from() -> None:
+def test_sample_is_small_and_states_its_origin() -> None:
     folder = Path(str(resources.files("credit.data.bundled"))) / "speedy"
     assert sorted(path.name for path in folder.glob("*.nc")) == sorted(cut_sample.FILES)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= cut_sample.LIMIT_BYTES
@@ -21,14 +21,16 @@ def test_it_is_small_and_says_where_it_is_from() -> None:
     assert "Apache-2.0" in text
 
 
-def test_every_field_of_it_can_be_read() -> None:
+def test_every_field_of_the_sample_can_be_read() -> None:
     names_3d = [name for name, levels in cut_sample.FIELDS.items() if levels]
     names_2d = [name for name, levels in cut_sample.FIELDS.items() if not levels]
-    fields = {name: {"levels": cut_sample.FIELDS[name]} for name in names_3d}
+    variable_options = {name: {"levels": cut_sample.FIELDS[name]} for name in names_3d}
     if "sst" in names_2d:
-        fields["sst"] = {"missing": "fill_mean"}
+        variable_options["sst"] = {"missing": "fill_mean"}
     reader = open_sources(
-        make_config("sample:speedy", p3=names_3d, p2=names_2d, static=list(cut_sample.STATIC), variable_options=fields)
+        make_config(
+            "sample:speedy", p3=names_3d, p2=names_2d, static=list(cut_sample.STATIC), variable_options=variable_options
+        )
     )
     assert reader.grid.shape == (32, 64)
     assert set(np.diff(reader.times)[:1463]) == {360}

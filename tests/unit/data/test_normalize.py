@@ -1,4 +1,4 @@
-"""Each channel and level has its own scale; declared missing values become the mean, nothing else does."""
+"""Tests of the normalizer: one scale for each channel, missing values, masks and transforms."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MEAN, STD = np.array([5e-3, 8e-5, 0.5, 290.0, 0.3]), np.array([4e-3, 1e-4, 1.5, 
 
 @pytest.fixture
 def normalizer() -> Normalizer:
-    return build({})
+    return build_normalizer({})
 
 
-def build(transforms: dict[str, TransformConfig]) -> Normalizer:
-    unknown = np.zeros(5)
-    statistics = Statistics(NAMES, MEAN, STD, unknown, unknown, unknown, 0.1 * STD, unknown)
+def build_normalizer(transforms: dict[str, TransformConfig]) -> Normalizer:
+    unused = np.zeros(5)
+    statistics = Statistics(NAMES, MEAN, STD, unused, unused, unused, 0.1 * STD, unused)
     return Normalizer(CHANNELS, statistics, {"sin_year": (0.0, 1.0), "sst_mask": (0.0, 1.0)}, transforms)
 
 
@@ -44,7 +44,7 @@ def test_round_trip_in_float32(normalizer: Normalizer) -> None:
     assert normalizer.tendency_scale_C.tolist() == pytest.approx([0.1, 0.1])
 
 
-def test_missing_becomes_the_mean_and_infinity_stays(normalizer: Normalizer) -> None:
+def test_missing_values_become_the_mean_and_infinite_values_stay(normalizer: Normalizer) -> None:
     x = torch.tensor([[[[torch.nan, 300.0]], [[1.0, torch.inf]]]])
     encoded = normalizer.encode(x, "dynamic_forcing")
     assert encoded[0, :, 0, 0].tolist() == [0.0, 1.0]
@@ -52,13 +52,15 @@ def test_missing_becomes_the_mean_and_infinity_stays(normalizer: Normalizer) -> 
     assert encoded[0, 1, 0, 1].item() == torch.inf
 
 
-def test_masks_and_encodings_stay_as_they_are(normalizer: Normalizer) -> None:
+def test_masks_and_encodings_stay_unchanged(normalizer: Normalizer) -> None:
     x = torch.tensor([0.7, 1.0])[None, :, None, None]
     assert normalizer.encode(x, "static")[0, :, 0, 0].tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_transforms_are_of_their_channels_alone() -> None:
-    normalizer = build({"tp": TransformConfig(kind="log1p", unit=0.1), "q": TransformConfig(kind="sqrt", unit=1e-3)})
+def test_transforms_change_only_the_channels_of_their_variables() -> None:
+    normalizer = build_normalizer(
+        {"tp": TransformConfig(kind="log1p", unit=0.1), "q": TransformConfig(kind="sqrt", unit=1e-3)}
+    )
     x = torch.tensor([4e-3, 9e-5, 12.3], dtype=torch.float32)[None, :, None, None]
     encoded = normalizer.encode(x, "output").flatten().double()
     expected = (np.array([4.0**0.5, 0.09**0.5, np.log(1 + 12.3 / 0.1)]) - MEAN[:3]) / STD[:3]
@@ -69,8 +71,8 @@ def test_transforms_are_of_their_channels_alone() -> None:
     )
 
 
-def test_differences_are_physical() -> None:
-    normalizer = build({"tp": TransformConfig(kind="log1p", unit=0.1)})
-    first, other = (torch.tensor(values)[None, :, None, None] for values in ([4e-3, 9e-5, 12.3], [3e-3, 8e-5, 2.1]))
-    difference = [normalizer.decode_differences(normalizer.encode(x, "output"), "output") for x in (first, other)]
-    assert torch.allclose(difference[0] - difference[1], first - other, rtol=1e-4)
+def test_decoded_differences_are_in_physical_units() -> None:
+    normalizer = build_normalizer({"tp": TransformConfig(kind="log1p", unit=0.1)})
+    first, second = (torch.tensor(values)[None, :, None, None] for values in ([4e-3, 9e-5, 12.3], [3e-3, 8e-5, 2.1]))
+    difference = [normalizer.decode_differences(normalizer.encode(x, "output"), "output") for x in (first, second)]
+    assert torch.allclose(difference[0] - difference[1], first - second, rtol=1e-4)

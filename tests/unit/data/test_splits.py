@@ -1,4 +1,4 @@
-"""Splits are apart, and no sample leaves its split or crosses a gap."""
+"""Tests of the splits: the gap between them, samples that stay inside them, and overlap with training periods."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from credit.errors import ConfigError, DataError
 CALENDAR = Calendar()
 
 
-def conf(**changes: object) -> DataConfig:
-    base = {
+def build_config(**changes: object) -> DataConfig:
+    settings = {
         "sources": [{"path": "x.nc"}],
         "variables": {"prognostic": {"vars_2D": ["t2m"]}},
         "splits": {
@@ -31,117 +31,119 @@ def conf(**changes: object) -> DataConfig:
         },
         "split_gap": "9d",
     }
-    return DataConfig.model_validate({**base, **changes})
+    return DataConfig.model_validate({**settings, **changes})
 
 
-def test_whole_days_and_the_gap() -> None:
-    splits = build_splits(conf(), CALENDAR)
+def test_splits_include_whole_days_and_respect_the_gap() -> None:
+    splits = build_splits(build_config(), CALENDAR)
     assert CALENDAR.format(splits["train"].last) == "2000-01-31T23:59"
     with pytest.raises(ConfigError, match=r"split_gap \(240h\)"):
-        build_splits(conf(split_gap="10d"), CALENDAR)
+        build_splits(build_config(split_gap="10d"), CALENDAR)
 
 
-def test_backward_period() -> None:
-    backward = {"train": ["2000-02-01", "2000-01-01"], "valid": ["2000-03-01", "2000-03-02"],
+def test_period_that_ends_before_its_start_is_refused() -> None:
+    splits = {"train": ["2000-02-01", "2000-01-01"], "valid": ["2000-03-01", "2000-03-02"],
                 "test": ["2000-05-01", "2000-05-02"]}  # fmt: skip
     with pytest.raises(ConfigError, match="data.splits.train: 2000-01-01 is before 2000-02-01"):
-        build_splits(conf(splits=backward), CALENDAR)
+        build_splits(build_config(splits=splits), CALENDAR)
 
 
-def test_periods_that_overlap() -> None:
-    inside = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2000-03-01", "2000-03-02"],
+def test_overlapping_periods_are_refused() -> None:
+    splits = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2000-03-01", "2000-03-02"],
               "test": ["2001-05-01", "2001-05-02"]}  # fmt: skip
     with pytest.raises(ConfigError, match=r"valid 2000-03-01T00:00..2000-03-02T23:59 overlaps data.splits.train"):
-        build_splits(conf(splits=inside), CALENDAR)
+        build_splits(build_config(splits=splits), CALENDAR)
 
 
-def test_a_period_of_one_time() -> None:
-    moment = {"train": ["2000-02-01T06:00", "2000-02-01T06:00"], "valid": ["2000-03-01", "2000-03-02"],
+def test_period_of_one_time_is_refused() -> None:
+    splits = {"train": ["2000-02-01T06:00", "2000-02-01T06:00"], "valid": ["2000-03-01", "2000-03-02"],
               "test": ["2000-05-01", "2000-05-02"]}  # fmt: skip
     with pytest.raises(ConfigError, match="begins and ends at 2000-02-01T06:00.* at least two times"):
-        build_splits(conf(splits=moment), CALENDAR)
+        build_splits(build_config(splits=splits), CALENDAR)
 
 
 def test_a_sample_lies_inside_its_split_and_crosses_no_gap() -> None:
-    split = build_splits(conf(), CALENDAR)["train"]
+    split = build_splits(build_config(), CALENDAR)["train"]
     first = CALENDAR.parse("1999-12-25")
     times = first + 360 * np.arange(400)
-    times = np.delete(times, 100)  # one six-hourly field is missing
+    times = np.delete(times, 100)  # one time is missing
     initial_times = find_initial_times(times, split, 360, history_len=2, forecast_len=3)
-    inside = set(times[(times >= split.first) & (times <= split.last)].tolist())
+    times_inside = set(times[(times >= split.first) & (times <= split.last)].tolist())
     for initial in initial_times.tolist():
-        assert {initial + k * 360 for k in range(-1, 4)} <= inside
-    # brute force over all times
-    expected = [t for t in times.tolist() if {t + k * 360 for k in range(-1, 4)} <= inside]
+        assert {initial + k * 360 for k in range(-1, 4)} <= times_inside
+    # The reference checks every time by brute force.
+    expected = [t for t in times.tolist() if {t + k * 360 for k in range(-1, 4)} <= times_inside]
     assert initial_times.tolist() == expected
-    assert 0 < len(expected) < len(inside)
+    assert 0 < len(expected) < len(times_inside)
 
 
-def test_no_sample_says_why() -> None:
-    split = build_splits(conf(), CALENDAR)["train"]
+def test_error_explains_why_there_is_no_sample() -> None:
+    split = build_splits(build_config(), CALENDAR)["train"]
     times = split.first + 720 * np.arange(30)
     with pytest.raises(DataError, match=r"need 2 consecutive times.*29 gaps: 2000-01-01T00:00 to 2000-01-01T12:00"):
-        require_samples(times, split, CALENDAR, conf(), 1)
+        require_samples(times, split, CALENDAR, build_config(), 1)
     with pytest.raises(DataError, match=r"usual interval between times is 12h: set data.timestep to 12h"):
-        require_samples(times, split, CALENDAR, conf(), 1)
+        require_samples(times, split, CALENDAR, build_config(), 1)
     with pytest.raises(DataError, match="need 32 consecutive times.*; name more files in data.sources, or"):
-        require_samples(split.first + 360 * np.arange(30), split, CALENDAR, conf(), 31)
+        require_samples(split.first + 360 * np.arange(30), split, CALENDAR, build_config(), 31)
     with pytest.raises(DataError, match="no data in this period; the data have only 1999"):
-        require_samples(np.array([CALENDAR.parse("1999-01-01")]), split, CALENDAR, conf(), 1)
+        require_samples(np.array([CALENDAR.parse("1999-01-01")]), split, CALENDAR, build_config(), 1)
 
 
 @pytest.mark.parametrize("calendar_name", ["standard", "noleap"])
-def test_months_are_no_time_steps(calendar_name: str) -> None:
+def test_monthly_data_are_refused(calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
     months = np.array([calendar.parse(f"2000-{month:02d}-01") for month in range(1, 13)])
     year = Split("train", int(months[0]), int(months[-1]))
     for timestep in ("30d", "31d"):
         with pytest.raises(DataError, match="months have different lengths.*calendar 360_day"):
-            require_samples(months, year, calendar, conf(timestep=timestep), 3)
+            require_samples(months, year, calendar, build_config(timestep=timestep), 3)
 
 
-def test_samples_begin_where_they_are_asked_to() -> None:
-    hourly = conf(timestep="6h", sample_every="6h")
-    split = build_splits(hourly, CALENDAR)["train"]
+def test_samples_start_at_the_configured_times() -> None:
+    six_hourly_config = build_config(timestep="6h", sample_every="6h")
+    split = build_splits(six_hourly_config, CALENDAR)["train"]
     times = np.arange(split.first, split.last + 1, 60)
-    every = require_samples(times, split, CALENDAR, conf(), 1)
-    hourly_times = require_samples(times, split, CALENDAR, hourly, 1)
-    assert len(every) == len(times) - 6
-    assert len(hourly_times) == 31 * 4 - 1
-    assert {int(t % 1440) // 60 for t in hourly_times.tolist()} == {0, 6, 12, 18}
-    twice = require_samples(times, split, CALENDAR, conf(init_hours=[3, 15]), 1)
-    assert [CALENDAR.format(t)[-5:] for t in twice[:3]] == ["03:00", "15:00", "03:00"]
-    selected_times = require_samples(times, split, CALENDAR, conf(init_hours=[0, 12], sample_every="18h"), 1)
-    assert np.unique(np.diff(selected_times)).tolist() == [36 * 60]
-    test = build_splits(hourly, CALENDAR)["test"]
-    later = np.arange(test.first, test.last + 1, 60)
-    assert len(require_samples(later, test, CALENDAR, hourly, 1)) == len(later) - 6, "forecasts have their own times"
+    all_starts = require_samples(times, split, CALENDAR, build_config(), 1)
+    six_hourly_starts = require_samples(times, split, CALENDAR, six_hourly_config, 1)
+    assert len(all_starts) == len(times) - 6
+    assert len(six_hourly_starts) == 31 * 4 - 1
+    assert {int(t % 1440) // 60 for t in six_hourly_starts.tolist()} == {0, 6, 12, 18}
+    starts_at_3_and_15 = require_samples(times, split, CALENDAR, build_config(init_hours=[3, 15]), 1)
+    assert [CALENDAR.format(t)[-5:] for t in starts_at_3_and_15[:3]] == ["03:00", "15:00", "03:00"]
+    starts_every_36h = require_samples(times, split, CALENDAR, build_config(init_hours=[0, 12], sample_every="18h"), 1)
+    assert np.unique(np.diff(starts_every_36h)).tolist() == [36 * 60]
+    test_split = build_splits(six_hourly_config, CALENDAR)["test"]
+    test_times = np.arange(test_split.first, test_split.last + 1, 60)
+    assert len(require_samples(test_times, test_split, CALENDAR, six_hourly_config, 1)) == len(test_times) - 6, (
+        "forecasts have their own times"
+    )
     with pytest.raises(DataError, match=r"data.init_hours \[1\].*which begin at 0, 6, 12, 18 UTC"):
-        require_samples(times[::6], split, CALENDAR, conf(init_hours=[1]), 1)
+        require_samples(times[::6], split, CALENDAR, build_config(init_hours=[1]), 1)
 
 
 @pytest.mark.parametrize("bad", [{"sample_every": "0h"}, {"sample_every": "often"}, {"init_hours": [24]}])
-def test_impossible_beginnings(bad: dict) -> None:
+def test_invalid_settings_of_sample_starts_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        conf(**bad)
+        build_config(**bad)
 
 
 @pytest.mark.parametrize(
     ("period", "overlaps"),
     [
-        (("2000-12-01", "2001-04-01"), True),  # a day counts whole
+        (("2000-12-01", "2001-04-01"), True),  # a date without a time is a whole day
         (("2000-12-01T00:00", "2001-04-01T00:00"), True),
         (("2000-12-01", "2001-03-31"), False),
         (("2001-06-30T23:00", "2002-01-01T00:00"), True),
         (("2001-07-01", "2002-01-01"), False),
         (("2001-05-01T06:00", "2001-05-02T00:00"), True),
-        (("1950-01-01", "2100-02-30"), True),  # of another calendar
+        (("1950-01-01", "2100-02-30"), True),  # a date of another calendar
     ],
 )
-def test_a_period_that_was_seen_is_found(period: tuple[str, str], overlaps: bool) -> None:
+def test_overlap_with_training_periods_is_found(period: tuple[str, str], overlaps: bool) -> None:
     calendar = Calendar("noleap")
-    test = Split("test", calendar.parse("2001-04-01"), calendar.parse_period_end("2001-06-30"))
-    assert find_overlap(test, [("1990-01-01", "1990-02-01"), period], calendar) == (period if overlaps else None)
+    test_split = Split("test", calendar.parse("2001-04-01"), calendar.parse_period_end("2001-06-30"))
+    assert find_overlap(test_split, [("1990-01-01", "1990-02-01"), period], calendar) == (period if overlaps else None)
     if overlaps:
         with pytest.raises(ConfigError, match=rf"test 2001-04-01.*: that has seen .* on {period[0]} to {period[1]};"):
-            require_no_leakage(test, [period], "that", calendar)
+            require_no_leakage(test_split, [period], "that", calendar)

@@ -1,4 +1,4 @@
-"""A small atmosphere with full columns, a network that perturbs it, and its budgets summed in plain numpy."""
+"""Small atmosphere with full columns, a network that perturbs it, and its budgets, summed with numpy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_half_levels(folder: Path) -> Path:
 
 
 def raw_config(folder: Path, pressure: bool = False) -> dict[str, Any]:
-    """Return a run with every kind of budget, on model levels or on pressure levels."""
+    """Return the config of a run with every kind of budget, on model levels or on pressure levels."""
     flux = {"temporal": "accumulate"}
     data = {
         "sources": [{"path": "nowhere.nc"}],
@@ -112,7 +112,7 @@ def fields(config: Config) -> dict[str, np.ndarray]:
 
 
 class Disturbed(nn.Module):
-    """Adds random fields with a drift to every channel, so that nothing is conserved."""
+    """Network that adds random fields with a drift to every channel, so that nothing is conserved."""
 
     def __init__(self, channels: int, seed: int = 1) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Disturbed(nn.Module):
         self.noise = noise_CHW + 0.5 * drift_C11
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
-        # The forcing is the number of the step, so that the noise of each step lies at other longitudes.
+        # The value of the forcing is the number of the step. It shifts the noise, so the noise differs between steps.
         step = x_BCTHW[0, 4 * K + 1, -1, 0, 0].item()
         shifted = self.noise.roll(round(7 * step), dims=2)
         return (self.size * shifted)[None, :, None].expand(len(x_BCTHW), -1, -1, -1, -1)

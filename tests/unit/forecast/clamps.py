@@ -1,4 +1,4 @@
-"""Builder of a chain of clamps, for steppers that are built without a config."""
+"""Builder of a chain of clamps for steppers without a config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from credit.forecast.postprocess.clamp import Clamp
 from credit.forecast.postprocess.section import ClampSection
 
 
-def clamp_chain(channels: ChannelMap, normalizer: Normalizer, minimum: Sequence[float] | None) -> PostprocessChain:
+def build_clamp_chain(
+    channels: ChannelMap, normalizer: Normalizer, minimum: Sequence[float] | None
+) -> PostprocessChain:
     """Return a chain that clamps each output channel to its minimum; -inf means no minimum."""
     context = PostprocessContext(
         data=None,

@@ -21,12 +21,12 @@ STEP = 360
 TIMES = [Calendar().parse(text) for text in INITIAL]
 
 
-def background(writer: ForecastWriter) -> BackgroundWriter:
+def build_background_writer(writer: ForecastWriter) -> BackgroundWriter:
     return BackgroundWriter(writer, {lead: n for n, lead in enumerate(LEADS)}, STEP, "a model", TIMES)
 
 
-def output(step: int, starts: list[ForecastStart]) -> torch.Tensor:
-    """Fields whose value tells step and member."""
+def build_output(step: int, starts: list[ForecastStart]) -> torch.Tensor:
+    """Return fields whose value encodes step and member."""
     value = torch.tensor([1000.0 * s.member + step for s in starts])
     return value[:, None, None, None].expand(-1, len(NAMES), *GRID.shape).contiguous()
 
@@ -35,10 +35,10 @@ def output(step: int, starts: list[ForecastStart]) -> torch.Tensor:
 def test_members_of_several_batches_complete_a_forecast(tmp_path: Path, format: str) -> None:
     writer = make_writer(tmp_path, members=3, format=format)
     starts = build_starts(TIMES, 3)
-    with background(writer) as running:
+    with build_background_writer(writer) as running:
         for batch in (starts[:2], starts[2:5], starts[5:]):
             for step in range(1, 5):
-                running.put(batch, step, output(step, batch))
+                running.put(batch, step, build_output(step, batch))
     archive = open_forecasts(tmp_path)
     assert archive.members == 3 and archive.initial_minutes.tolist() == TIMES
     t2m = archive.channel_names.index("t2m")
@@ -50,14 +50,14 @@ def test_members_of_several_batches_complete_a_forecast(tmp_path: Path, format: 
 
 
 def test_two_processes_write_the_members_of_a_zarr_store(tmp_path: Path) -> None:
-    """Each writes other members, and the forecast counts only after one of them has marked it."""
+    """Each process writes other members. The forecast is complete only after one of them has marked it."""
     starts = build_starts(TIMES[:1], 3)
     writers = []
     for members in (starts[:2], starts[2:]):
         writer = make_writer(tmp_path, members=3, format="zarr")
-        with background(writer) as running:
+        with build_background_writer(writer) as running:
             for step in range(1, 5):
-                running.put(members, step, output(step, members))
+                running.put(members, step, build_output(step, members))
                 assert running.needs_step(members, step) == (STEP * step in LEADS)
             running.flush()
         writers.append(writer)
@@ -70,31 +70,34 @@ def test_two_processes_write_the_members_of_a_zarr_store(tmp_path: Path) -> None
 
 
 def test_flush_waits_for_queued_steps_and_raises_their_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, gate, put = build_starts(TIMES[:1]), threading.Event(), ForecastWriter.put
+    starts, may_write, put = build_starts(TIMES[:1]), threading.Event(), ForecastWriter.put
     written = []
 
-    def put_later(*arguments: object) -> None:
-        gate.wait(20)
+    def wait_and_put(*arguments: object) -> None:
+        may_write.wait(20)
         put(*arguments)
         written.append(arguments)
 
-    monkeypatch.setattr(ForecastWriter, "put", put_later)
-    with background(make_writer(tmp_path)) as running:
-        running.put(starts, 1, output(1, starts))
-        running.put(starts, 2, output(2, starts))
-        threading.Timer(0.2, gate.set).start()
+    monkeypatch.setattr(ForecastWriter, "put", wait_and_put)
+    with build_background_writer(make_writer(tmp_path)) as running:
+        running.put(starts, 1, build_output(1, starts))
+        running.put(starts, 2, build_output(2, starts))
+        threading.Timer(0.2, may_write.set).start()
         running.flush()
         assert len(written) == 2
-    with pytest.raises(CreditError, match="not finite at 6 h"), background(make_writer(tmp_path)) as running:
-        running.put(starts, 1, torch.full_like(output(1, starts), torch.nan))
+    with (
+        pytest.raises(CreditError, match="not finite at 6 h"),
+        build_background_writer(make_writer(tmp_path)) as running,
+    ):
+        running.put(starts, 1, torch.full_like(build_output(1, starts), torch.nan))
         running.flush()
 
 
 def test_steps_of_lagged_members_before_the_initial_time_are_skipped(tmp_path: Path) -> None:
     starts = build_starts(TIMES[:1], 2, lag_minutes=STEP)
-    with background(make_writer(tmp_path, members=2)) as running:
+    with build_background_writer(make_writer(tmp_path, members=2)) as running:
         for step in range(1, 6):
-            running.put(starts, step, output(step, starts))
+            running.put(starts, step, build_output(step, starts))
     archive = open_forecasts(tmp_path)
     t2m = archive.channel_names.index("t2m")
     assert [archive.read_members(TIMES[0], n)[:, t2m, 0, 0].tolist() for n in range(3)] == [
@@ -103,50 +106,54 @@ def test_steps_of_lagged_members_before_the_initial_time_are_skipped(tmp_path: P
 
 
 def test_number_of_waiting_steps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, writer, starts = threading.Event(), make_writer(tmp_path, lead_minutes=[STEP * n for n in range(1, 11)]), []
-    held, put = [], ForecastWriter.put
-    monkeypatch.setattr(ForecastWriter, "put", lambda *arguments: (gate.wait(20), put(*arguments)))
+    may_write, writer, starts = (
+        threading.Event(),
+        make_writer(tmp_path, lead_minutes=[STEP * n for n in range(1, 11)]),
+        [],
+    )
+    queued_steps, put = [], ForecastWriter.put
+    monkeypatch.setattr(ForecastWriter, "put", lambda *arguments: (may_write.wait(20), put(*arguments)))
     starts = build_starts(TIMES[:1])
     running = BackgroundWriter(writer, {STEP * n: n - 1 for n in range(1, 11)}, STEP, "a model", TIMES)
 
-    def model() -> None:
+    def run_model() -> None:
         with running:
             for step in range(1, 11):
-                running.put(starts, step, output(step, starts))
-                held.append(step)
+                running.put(starts, step, build_output(step, starts))
+                queued_steps.append(step)
 
-    thread = threading.Thread(target=model)
+    thread = threading.Thread(target=run_model)
     thread.start()
     thread.join(1.0)
-    assert thread.is_alive() and len(held) <= 3, "one is being written, two wait"
-    gate.set()
+    assert thread.is_alive() and len(queued_steps) <= 3, "one is being written, two wait"
+    may_write.set()
     thread.join(30)
-    assert not thread.is_alive() and len(held) == 10 and writer.is_complete(TIMES[0])
+    assert not thread.is_alive() and len(queued_steps) == 10 and writer.is_complete(TIMES[0])
 
 
 def test_error_of_the_thread_reaches_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts, writer = build_starts(TIMES[:1]), make_writer(tmp_path)
 
-    def full(*_: object) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("credit.forecast.io.files.netcdf.define_variable", full)
-    taken = []
+    monkeypatch.setattr("credit.forecast.io.files.netcdf.define_variable", raise_disk_full)
+    queued_steps = []
     with pytest.raises(CreditError, match=r"forecast_2001-04-01T00.nc: cannot be written \(No space"):  # noqa: SIM117
-        with background(writer) as running:
+        with build_background_writer(writer) as running:
             for number in range(100):
-                running.put(starts, 1, output(1, starts))
-                taken.append(number)
-    assert len(taken) < 10
+                running.put(starts, 1, build_output(1, starts))
+                queued_steps.append(number)
+    assert len(queued_steps) < 10
     assert not list(tmp_path.iterdir())
 
 
 def test_fields_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     starts = build_starts(TIMES[:1], 2)
     with pytest.raises(CreditError, match=r"a model: forecast from 2001-04-01T00:00, member 1: not finite at 12 h"):  # noqa: SIM117
-        with background(make_writer(tmp_path, members=2)) as running:
+        with build_background_writer(make_writer(tmp_path, members=2)) as running:
             for step in range(1, 5):
-                fields = output(step, starts)
+                fields = build_output(step, starts)
                 fields[1, 2, 3, 4] = np.nan if step > 1 else 0.0
                 running.put(starts, step, fields)
     assert not list(tmp_path.iterdir())
@@ -154,7 +161,7 @@ def test_fields_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
 
 def test_error_of_the_model_removes_incomplete_files(tmp_path: Path) -> None:
     starts = build_starts(TIMES[:1])
-    with pytest.raises(KeyboardInterrupt), background(make_writer(tmp_path)) as running:
-        running.put(starts, 1, output(1, starts))
+    with pytest.raises(KeyboardInterrupt), build_background_writer(make_writer(tmp_path)) as running:
+        running.put(starts, 1, build_output(1, starts))
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

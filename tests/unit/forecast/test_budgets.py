@@ -1,4 +1,4 @@
-"""Tests of budgets: integrals against closed forms, gradients against finite differences, and closed budgets."""
+"""Budgets: integrals against closed forms, gradients against finite differences, and closed budgets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ G = 9.80665
 CPU = torch.device("cpu")
 
 
-def hybrid(top: float = 0.0) -> VerticalLayers:
+def build_hybrid_layers(top: float = 0.0) -> VerticalLayers:
     """Return layers of a hybrid coordinate; `top` is added to the pressure of the uppermost half level."""
     a, b = half_levels(K)
     a[0] = top
@@ -27,7 +27,7 @@ def hybrid(top: float = 0.0) -> VerticalLayers:
     return VerticalLayers(tuple(range(1, K + 1)), a_edges, b_edges, cut_by_ground=False)
 
 
-def pressure(num_levels: int = 40) -> VerticalLayers:
+def build_pressure_layers(num_levels: int = 40) -> VerticalLayers:
     """Return layers around pressure levels, with edges half way between them."""
     levels = np.linspace(2500, 100000, num_levels)
     edges = (levels[1:] + levels[:-1]) / 2
@@ -40,16 +40,20 @@ def pressure(num_levels: int = 40) -> VerticalLayers:
     return VerticalLayers(tuple(levels), a, b, cut_by_ground=True)
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
+def draw_uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-SP = 5e4 + 5.5e4 * random(2, H, W)
+SP = 5e4 + 5.5e4 * draw_uniform(2, H, W)
 
 
-@pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
+@pytest.mark.parametrize(
+    "layers",
+    [build_hybrid_layers(), build_hybrid_layers(50.0), build_pressure_layers(K)],
+    ids=["hybrid", "with a top", "pressure"],
+)
 def test_a_constant_integrates_to_the_mass_of_the_column(layers: VerticalLayers) -> None:
-    """Exact: (ps - top) / g times the constant, over mountains, too."""
+    """The integral is exactly (ps - top) / g times the constant, also over mountains."""
     columns = ColumnIntegrator(layers, GRID, CPU)
     integral = columns.integrate(torch.full((2, K, H, W), 0.01), SP)
     # The constant is 0.01 in float32.
@@ -58,7 +62,7 @@ def test_a_constant_integrates_to_the_mass_of_the_column(layers: VerticalLayers)
     np.testing.assert_allclose(slope, 1 / G, rtol=1e-12)
 
 
-@pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
+@pytest.mark.parametrize("layers", [build_hybrid_layers(), build_pressure_layers(K)], ids=["hybrid", "pressure"])
 def test_an_isothermal_dry_atmosphere_at_rest(layers: VerticalLayers) -> None:
     """Heat is cp T ps / g, water is 0, dry mass is ps / g, and ground of constant height adds its geopotential."""
     columns = ColumnIntegrator(layers, GRID, CPU)
@@ -71,15 +75,15 @@ def test_an_isothermal_dry_atmosphere_at_rest(layers: VerticalLayers) -> None:
     np.testing.assert_allclose(budgets.compute_global_mean_dry_mass(columns, SP, zero), mean / G, rtol=1e-12)
     assert budgets.compute_global_mean_water(columns, SP, zero).eq(0).all()
     ground = torch.full((H, W), 5000.0)
-    rest = budgets.compute_global_mean_other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
-    np.testing.assert_allclose(rest, (5000 + 12.5) * mean / G, rtol=1e-12)
+    other_energy = budgets.compute_global_mean_other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
+    np.testing.assert_allclose(other_energy, (5000 + 12.5) * mean / G, rtol=1e-12)
 
 
 def test_a_profile_converges_to_its_integral() -> None:
-    """q = c p^3 has the integral c ps^4 / (4 g); with n levels the error falls as 1 / n^2 but for the lowest layer."""
+    """q = c p^3 has the integral c ps^4 / (4 g); the error falls as 1 / n^2 (n levels), except in the lowest layer."""
     errors = []
     for count in (40, 160):
-        layers = pressure(count)
+        layers = build_pressure_layers(count)
         middle = torch.tensor(layers.levels)[None, :, None, None] * torch.ones(1, count, H, W)
         columns = ColumnIntegrator(layers, GRID, CPU)
         exact = 0.015 / 1e15 * 1e5**4 / 4 / G
@@ -90,41 +94,43 @@ def test_a_profile_converges_to_its_integral() -> None:
 
 
 def test_layers_below_the_ground_do_not_count() -> None:
-    layers = pressure(K)
+    layers = build_pressure_layers(K)
     columns = ColumnIntegrator(layers, GRID, CPU)
-    x = random(1, K, H, W)
+    x = draw_uniform(1, K, H, W)
     below = torch.tensor(layers.a[:, 0] >= 7e4)[None, :, None, None]
     ground = torch.full((1, H, W), 7e4)
-    other = torch.where(below, x + 100.0, x)
-    assert below.any() and torch.equal(columns.integrate(x, ground), columns.integrate(other, ground))
+    changed_below = torch.where(below, x + 100.0, x)
+    assert below.any() and torch.equal(columns.integrate(x, ground), columns.integrate(changed_below, ground))
 
 
 def test_means_are_area_weighted() -> None:
     """sin^2 of latitude has the mean 1/3 on a sphere."""
     grid = LatLonGrid.equiangular(180, 4, poles=False)
     lat = torch.from_numpy(grid.lat)[None, :, None] * torch.ones(1, 180, 4)
-    mean = ColumnIntegrator(hybrid(), grid, CPU).global_mean(torch.sin(torch.deg2rad(lat)) ** 2)
+    mean = ColumnIntegrator(build_hybrid_layers(), grid, CPU).global_mean(torch.sin(torch.deg2rad(lat)) ** 2)
     assert mean.item() == pytest.approx(1 / 3, rel=1e-4)
 
 
 def test_sums_are_float64() -> None:
-    """2^24 + 1 is no float32 number: ones below it must not be lost."""
+    """2^24 + 1 is not a float32 number, so sums in float32 would lose the 1."""
     grid = LatLonGrid.equiangular(64, 128, poles=False)
-    mean = ColumnIntegrator(hybrid(), grid, CPU).global_mean(torch.full((1, 64, 128), 16777216.0).double() + 1)
+    mean = ColumnIntegrator(build_hybrid_layers(), grid, CPU).global_mean(
+        torch.full((1, 64, 128), 16777216.0).double() + 1
+    )
     assert mean.dtype == torch.float64 and mean.item() == pytest.approx(16777217, rel=1e-12)
-    many = ColumnIntegrator(hybrid(), grid, CPU).integrate(
+    integral = ColumnIntegrator(build_hybrid_layers(), grid, CPU).integrate(
         torch.full((1, K, 64, 128), 0.1), torch.full((1, 64, 128), 1e5)
     )
-    assert many.dtype == torch.float64
-    np.testing.assert_allclose(many, np.float64(np.float32(0.1)) * 1e5 / G, rtol=1e-13)
+    assert integral.dtype == torch.float64
+    np.testing.assert_allclose(integral, np.float64(np.float32(0.1)) * 1e5 / G, rtol=1e-13)
 
 
-@pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
+@pytest.mark.parametrize("layers", [build_hybrid_layers(), build_pressure_layers(K)], ids=["hybrid", "pressure"])
 def test_gradients(layers: VerticalLayers) -> None:
     columns = ColumnIntegrator(layers, GRID, CPU)
     sp = SP.clone().requires_grad_()
-    q, t = 0.02 * random(2, K, H, W, seed=1), 200 + 80 * random(2, K, H, W, seed=2)
-    rain = random(2, H, W, seed=3)
+    q, t = 0.02 * draw_uniform(2, K, H, W, seed=1), 200 + 80 * draw_uniform(2, K, H, W, seed=2)
+    rain = draw_uniform(2, H, W, seed=3)
     for tensor in (q, t, rain):
         tensor.requires_grad_()
     target = budgets.compute_global_mean_dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
@@ -137,20 +143,26 @@ def test_gradients(layers: VerticalLayers) -> None:
 
     def close_temperature(sp, q, t):
         heat = budgets.compute_global_mean_heat(columns, sp, t, q)
-        rest = budgets.compute_global_mean_other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
-        return budgets.close_energy(3e9 - rest, t, heat) / 300
+        other_energy = budgets.compute_global_mean_other_energy(
+            columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W)
+        )
+        return budgets.close_energy(3e9 - other_energy, t, heat) / 300
 
     options = {"fast_mode": True, "atol": 1e-6, "rtol": 1e-4}
-    # Surface pressure is in Pa: the step is large enough for rounding, and does not move the ground over an edge.
+    # The step of 1e-4 Pa is large compared with rounding errors, and does not move the ground across a layer edge.
     assert torch.autograd.gradcheck(close_pressure, (sp, q), eps=1e-4, **options)
     assert torch.autograd.gradcheck(close_rain, (sp, q, rain), eps=1e-4, **options)
     assert torch.autograd.gradcheck(close_temperature, (sp, q, t), eps=1e-4, **options)
 
 
-@pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
+@pytest.mark.parametrize(
+    "layers",
+    [build_hybrid_layers(), build_hybrid_layers(50.0), build_pressure_layers(K)],
+    ids=["hybrid", "with a top", "pressure"],
+)
 def test_dry_mass_is_closed_by_a_single_factor(layers: VerticalLayers) -> None:
     columns = ColumnIntegrator(layers, GRID, CPU)
-    q = 0.02 * random(2, K, H, W, seed=1)
+    q = 0.02 * draw_uniform(2, K, H, W, seed=1)
     target = budgets.compute_global_mean_dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
     closed = budgets.close_dry_mass(columns, target, SP, q)
     # On pressure levels, cells where the ground passes an edge leave a small residual.
@@ -161,8 +173,8 @@ def test_dry_mass_is_closed_by_a_single_factor(layers: VerticalLayers) -> None:
 
 
 def test_rain_is_scaled_but_never_negative() -> None:
-    columns = ColumnIntegrator(hybrid(), GRID, CPU)
-    rain = random(3, H, W)
+    columns = ColumnIntegrator(build_hybrid_layers(), GRID, CPU)
+    rain = draw_uniform(3, H, W)
     closed = budgets.close_water(columns, torch.tensor([2.0, -1.0, 0.0]), rain)
     np.testing.assert_allclose(columns.global_mean(closed), [2.0, 0.0, 0.0], rtol=1e-13, atol=1e-15)
     dry = budgets.close_water(columns, torch.tensor([2.0]), torch.zeros(1, H, W))

@@ -16,8 +16,8 @@ FIRST = Calendar().parse(INITIAL[0])
 
 
 @contextmanager
-def other_process() -> Iterator[None]:
-    """Write what begins here as another process would."""
+def act_as_other_process() -> Iterator[None]:
+    """Give writers that begin a forecast inside this context the process id of another process."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("os.getpid", lambda: 10**7)
         yield
@@ -28,25 +28,27 @@ def test_writing_keeps_the_temporary_file_recent(tmp_path: Path, compression: in
     writer = make_writer(tmp_path, compression=compression)
     for number, fields in enumerate(random_fields()[:-1]):
         writer.put(FIRST, number, fields)
-        (part,) = tmp_path.glob("*.part.*")
-        assert part.stat().st_mtime > 1, number
-        os.utime(part, (0, 0))
+        (temporary_file,) = tmp_path.glob("*.part.*")
+        assert temporary_file.stat().st_mtime > 1, number
+        os.utime(temporary_file, (0, 0))
 
 
 @pytest.mark.parametrize("split", [None, "lead"])
 def test_two_runs_write_the_same_forecast_concurrently(tmp_path: Path, split: str | None) -> None:
     fields = random_fields()
-    own, other = (make_writer(tmp_path / "both", split=split) for _ in range(2))
-    own.put(FIRST, 0, fields[0])
-    with other_process():
-        other.put(FIRST, 0, fields[0])
-    for writer in (own, other):
+    first, second = (make_writer(tmp_path / "both", split=split) for _ in range(2))
+    first.put(FIRST, 0, fields[0])
+    with act_as_other_process():
+        second.put(FIRST, 0, fields[0])
+    for writer in (first, second):
         for number in range(1, len(fields)):
             writer.put(FIRST, number, fields[number])
         assert writer.is_complete(FIRST)
     make_writer(tmp_path / "alone", split=split).write(FIRST, fields)
-    both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
-    assert both == alone
+    concurrent_files, single_run_files = (
+        {path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone")
+    )
+    assert concurrent_files == single_run_files
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed by an error"])
@@ -54,17 +56,17 @@ def test_two_runs_write_the_same_forecast_concurrently(tmp_path: Path, split: st
 def test_failure_of_the_second_run_keeps_files_of_the_first(
     tmp_path: Path, begins: int, ends: int, closed: bool
 ) -> None:
-    """The second begins and ends when the first has put that many of its lead times."""
+    """The first run has put `begins` lead times when the second begins, and `ends` lead times when it ends."""
     fields = random_fields()
-    own, other = (make_writer(tmp_path, split="lead") for _ in range(2))
+    first, second = (make_writer(tmp_path, split="lead") for _ in range(2))
     for number, field in enumerate(fields):
-        own.put(FIRST, number, field)
+        first.put(FIRST, number, field)
         if number + 1 == begins:
-            with other_process():
-                other.put(FIRST, 0, fields[0])
+            with act_as_other_process():
+                second.put(FIRST, 0, fields[0])
         if number + 1 == ends and closed:
-            other.close()
-    assert own.is_complete(FIRST)
+            second.close()
+    assert first.is_complete(FIRST)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"forecast_2001-04-01T00_{lead}.nc" for lead in ("006h", "012h", "024h")
     ]
@@ -72,13 +74,13 @@ def test_failure_of_the_second_run_keeps_files_of_the_first(
 
 def test_failure_of_the_first_run_keeps_files_of_the_second(tmp_path: Path) -> None:
     fields = random_fields()
-    own, other = (make_writer(tmp_path, split="lead") for _ in range(2))
-    own.put(FIRST, 0, fields[0])
-    own.put(FIRST, 1, fields[1])
-    with other_process():
-        other.put(FIRST, 0, fields[0])
-    own.close()
+    first, second = (make_writer(tmp_path, split="lead") for _ in range(2))
+    first.put(FIRST, 0, fields[0])
+    first.put(FIRST, 1, fields[1])
+    with act_as_other_process():
+        second.put(FIRST, 0, fields[0])
+    first.close()
     assert [path.name for path in tmp_path.iterdir()] == ["forecast_2001-04-01T00_006h.nc"]
     for number in (1, 2):
-        other.put(FIRST, number, fields[number])
-    assert other.is_complete(FIRST)
+        second.put(FIRST, number, fields[number])
+    assert second.is_complete(FIRST)

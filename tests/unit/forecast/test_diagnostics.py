@@ -1,4 +1,4 @@
-"""Output diagnostics against closed forms and the formulas that derive variables of the data."""
+"""Output diagnostics compared with closed forms and with the formulas for derived variables of the data."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ VARIABLES = {
     "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]},
     "static": {"vars_3D": [], "vars_2D": ["zs"]},
 }
-PRESSURES = [850.0, 500.0, 1000.0]  # in no order
+PRESSURES = [850.0, 500.0, 1000.0]  # not sorted
 START = ForecastStart(0, 0, 0)
-# half levels from the top down; six layers
+# Half levels of six layers, from the top down.
 HALF_A = np.array([0.0, 2000, 8000, 12000, 8000, 3000, 0])
 HALF_B = np.array([0.0, 0.0, 0.02, 0.15, 0.45, 0.75, 1.0])
 
 
-def hybrid_file(folder: Path) -> Path:
+def write_coefficients(folder: Path) -> Path:
     path = folder / "levels.csv"
     rows = [f"{n},{a},{b}" for n, (a, b) in enumerate(zip(HALF_A, HALF_B, strict=True))]
     path.write_text("\n".join(["n,a,b", *rows]))
@@ -47,7 +47,11 @@ def hybrid_file(folder: Path) -> Path:
 def build_test_diagnostics(
     tmp_path: Path, hybrid: bool = False, masks: dict[str, np.ndarray] | None = None, **inference: object
 ) -> OutputDiagnostics:
-    levels = {"level_units": "model_level", "levels": [1, 2, 3, 4, 5, 6], "coefficients": str(hybrid_file(tmp_path))}
+    levels = {
+        "level_units": "model_level",
+        "levels": [1, 2, 3, 4, 5, 6],
+        "coefficients": str(write_coefficients(tmp_path)),
+    }
     data = {
         "sources": [{"path": "x.nc"}],
         "variables": VARIABLES,
@@ -61,17 +65,17 @@ def build_test_diagnostics(
     return OutputDiagnostics(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440, masks)
 
 
-def fields_of(diagnostics: OutputDiagnostics, **values: object) -> np.ndarray:
-    """Return fields of the model's channels; values are numbers, or one a level."""
-    parts = []
+def build_fields(diagnostics: OutputDiagnostics, **values: object) -> np.ndarray:
+    """Return fields of the model's channels; each value is a number, or has one number per level."""
+    fields = []
     for name in dict.fromkeys(channel.variable for channel in diagnostics._model_channels.output):
-        rows = [channel for channel in diagnostics._model_channels.output if channel.variable == name]
-        own = np.broadcast_to(np.asarray(values.get(name, 1.0), dtype=float), len(rows))
-        parts += [np.full(SHAPE, value) for value in own]
-    return np.stack(parts).astype(np.float32)
+        channels = [channel for channel in diagnostics._model_channels.output if channel.variable == name]
+        level_values = np.broadcast_to(np.asarray(values.get(name, 1.0), dtype=float), len(channels))
+        fields += [np.full(SHAPE, value) for value in level_values]
+    return np.stack(fields).astype(np.float32)
 
 
-def find(diagnostics: OutputDiagnostics, fields: np.ndarray, name: str) -> np.ndarray:
+def select_field(diagnostics: OutputDiagnostics, fields: np.ndarray, name: str) -> np.ndarray:
     return fields[[channel.name for channel in diagnostics.channels.output].index(name)]
 
 
@@ -84,7 +88,7 @@ def test_channel_names_distinguish_levels_from_heights(tmp_path: Path) -> None:
 
 def test_output_without_diagnostics_is_unchanged(tmp_path: Path) -> None:
     diagnostics = build_test_diagnostics(tmp_path)
-    fields = fields_of(diagnostics)
+    fields = build_fields(diagnostics)
     assert (
         diagnostics.compute(START, 360, fields) is fields
         and diagnostics.channels is diagnostics._model_channels
@@ -101,10 +105,10 @@ def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
             "r": {"kind": "relative_humidity_water"},
         },
     )
-    fields = fields_of(diagnostics, u=[3, 5, 8], v=[4, 12, 15], u10=6, v10=8, t=[280, 260, 290], q=[5, 1, 8])
+    fields = build_fields(diagnostics, u=[3, 5, 8], v=[4, 12, 15], u10=6, v10=8, t=[280, 260, 290], q=[5, 1, 8])
     out = diagnostics.compute(START, 360, fields)
-    assert [find(diagnostics, out, f"wind{level:g}")[0, 0] for level in PRESSURES] == [5, 13, 17]
-    assert find(diagnostics, out, "wind10")[0, 0] == 10
+    assert [select_field(diagnostics, out, f"wind{level:g}")[0, 0] for level in PRESSURES] == [5, 13, 17]
+    assert select_field(diagnostics, out, "wind10")[0, 0] == 10
     for level, t, q in zip(PRESSURES, (280, 260, 290), (5e-3, 1e-3, 8e-3), strict=True):
         vapour = (
             q
@@ -116,7 +120,7 @@ def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
             )
         )
         expected = 100 * vapour / thermodynamics.saturation_pressure_water(np.array(float(t)))
-        assert find(diagnostics, out, f"r{level:g}")[0, 0] == pytest.approx(expected, rel=1e-4)
+        assert select_field(diagnostics, out, f"r{level:g}")[0, 0] == pytest.approx(expected, rel=1e-4)
     np.testing.assert_array_equal(out[: len(fields)], fields)
     assert (
         diagnostics.attributes["wind"]["standard_name"] == "wind_speed" and diagnostics.attributes["r"]["units"] == "%"
@@ -133,17 +137,19 @@ def test_sums_over_hours(tmp_path: Path) -> None:
         },
     )
     assert diagnostics.needs_every_step
-    found: dict[tuple[int, str], list[float]] = {}
+    values: dict[tuple[int, str], list[float]] = {}
     for lead in (360, 720, 1080, 1440):
-        for member in (0, 1):  # side by side
+        for member in (0, 1):  # the members alternate
             out = diagnostics.compute(
-                ForecastStart(0, member, 0), lead, fields_of(diagnostics, tp=(member + 1) * lead / 360, u10=3, v10=4)
+                ForecastStart(0, member, 0), lead, build_fields(diagnostics, tp=(member + 1) * lead / 360, u10=3, v10=4)
             )
             for name in ("total", "tp12", "wind10"):
-                found.setdefault((member, name), []).append(float(find(diagnostics, out, name)[1, 2]))
-    assert found[0, "total"] == [1, 3, 6, 10] and found[1, "total"] == [2, 6, 12, 20]
-    assert np.isnan(found[0, "tp12"][0]) and found[0, "tp12"][1:] == [3, 5, 7] and found[1, "tp12"][1:] == [6, 10, 14]
-    assert found[0, "wind10"] == [5] * 4
+                values.setdefault((member, name), []).append(float(select_field(diagnostics, out, name)[1, 2]))
+    assert values[0, "total"] == [1, 3, 6, 10] and values[1, "total"] == [2, 6, 12, 20]
+    assert (
+        np.isnan(values[0, "tp12"][0]) and values[0, "tp12"][1:] == [3, 5, 7] and values[1, "tp12"][1:] == [6, 10, 14]
+    )
+    assert values[0, "wind10"] == [5] * 4
     assert not diagnostics._running_sums._earlier_fields, "a forecast that is over is forgotten"
     assert diagnostics.windows == {"total": 0, "tp12": 720}
     assert diagnostics.attributes["tp12"] == {
@@ -153,7 +159,7 @@ def test_sums_over_hours(tmp_path: Path) -> None:
 
 
 def test_an_isothermal_dry_column(tmp_path: Path) -> None:
-    """z = ground + R T ln(p_s / p); what is linear in ln p between full levels is found exactly."""
+    """z = ground + R T ln(p_s / p). Fields that are linear in ln p between full levels are interpolated exactly."""
     surface, temperature = 95000.0, 270.0
     diagnostics = build_test_diagnostics(
         tmp_path, hybrid=True, pressure_levels=[500, 800],
@@ -162,24 +168,24 @@ def test_an_isothermal_dry_column(tmp_path: Path) -> None:
     half = HALF_A + HALF_B * surface
     full = 0.5 * (half[1:] + half[:-1])
     out = diagnostics.compute(
-        START, 360, fields_of(diagnostics, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0)
+        START, 360, build_fields(diagnostics, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0)
     )
     for pressure in (50000.0, 80000.0):
         name = f"{pressure / 100:g}"
         expected = thermodynamics.GRAVITY * 300.0 + thermodynamics.R_DRY * temperature * np.log(surface / pressure)
-        assert find(diagnostics, out, f"z{name}")[0, 0] == pytest.approx(expected, rel=1e-5)
-        assert find(diagnostics, out, f"u{name}")[0, 0] == pytest.approx(np.log(pressure), rel=1e-5)
-        assert find(diagnostics, out, f"t{name}")[0, 0] == pytest.approx(temperature, rel=1e-6)
-    msl = find(diagnostics, out, "msl")[0, 0]
+        assert select_field(diagnostics, out, f"z{name}")[0, 0] == pytest.approx(expected, rel=1e-5)
+        assert select_field(diagnostics, out, f"u{name}")[0, 0] == pytest.approx(np.log(pressure), rel=1e-5)
+        assert select_field(diagnostics, out, f"t{name}")[0, 0] == pytest.approx(temperature, rel=1e-6)
+    msl = select_field(diagnostics, out, "msl")[0, 0]
     assert msl == pytest.approx(
         surface * np.exp(thermodynamics.GRAVITY * 300.0 / (thermodynamics.R_DRY * 272.0)), rel=2e-3
     )
     assert diagnostics.level_units == "hPa"
     assert {c.level for c in diagnostics.channels.output} == {500.0, 800.0, None}
-    assert find(diagnostics, out, "sp")[0, 0] == pytest.approx(950.0)
+    assert select_field(diagnostics, out, "sp")[0, 0] == pytest.approx(950.0)
 
 
-def speed_of(u: str) -> dict:
+def derive_wind_speed(u: str) -> dict:
     return {"derive": {"w": {"kind": "wind_speed", "inputs": {"eastward_wind": u}}}}
 
 
@@ -191,12 +197,12 @@ def speed_of(u: str) -> dict:
         (False, {"pressure_levels": [500]}, "data.levels are already pressure levels"),
         (
             False,
-            speed_of("uu"),
+            derive_wind_speed("uu"),
             "uu is not an output.*did you",
         ),
         (
             False,
-            speed_of("u10"),
+            derive_wind_speed("u10"),
             "not on the same levels",
         ),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is not a sum over the step"),
@@ -238,13 +244,13 @@ def test_variables_derived_from_masked_ones_are_masked(tmp_path: Path) -> None:
     np.testing.assert_array_equal(diagnostics.masks["tp24"], cells == 7)
 
 
-def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp_path: Path) -> None:
-    """Neither a source with `vertical` nor a budget needs them."""
+def test_levels_of_the_files_need_coefficients_only_for_derived_output(tmp_path: Path) -> None:
+    """In this config, neither a source with `vertical` nor a budget needs the coefficients."""
     raw = {
         "experiment": "x", "save_loc": "x", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
         "data": {
             "sources": [{"path": "x.nc"}], "variables": VARIABLES, "level_units": "model_level", "levels": [1, 2],
-            "coefficients": str(hybrid_file(tmp_path)),
+            "coefficients": str(write_coefficients(tmp_path)),
             "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
         },
     }  # fmt: skip
@@ -262,12 +268,12 @@ def test_names_that_files_cannot_hold(name: str) -> None:
         InferenceConfig(derive={name: {"kind": "wind_speed"}})
 
 
-def test_names_of_centres() -> None:
+def test_names_that_forecast_centres_use_are_valid() -> None:
     InferenceConfig(derive={name: {"kind": "wind_speed"} for name in ("10si", "10m_wind_speed", "time_mean_wind")})
 
 
 @pytest.mark.parametrize("levels", [[500, 500], [500, 0], [-5]])
-def test_pressures(levels: list[float]) -> None:
+def test_invalid_pressure_levels_are_refused(levels: list[float]) -> None:
     with pytest.raises(ValueError, match="above 0 and must not be repeated"):
         InferenceConfig(pressure_levels=levels)
 
@@ -280,7 +286,7 @@ def test_pressures(levels: list[float]) -> None:
         ({"kind": "wind_speed", "inputs": {"u": "u10"}}, '"u" is not among eastward_wind, northward_wind'),
     ],
 )
-def test_config(own: dict, says: str) -> None:
+def test_invalid_derived_variables_are_refused(own: dict, says: str) -> None:
     raw = {
         "experiment": "x", "save_loc": "x", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
         "data": {

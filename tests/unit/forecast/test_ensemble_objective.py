@@ -1,4 +1,4 @@
-"""Tests of ensemble training: members one by one equal all at once, and the noise belongs to the sample alone."""
+"""Ensemble training: members one by one equal all members at once, and noise depends only on the sample."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compute_gradients(objective: EnsembleRollout, batch: Batch, micro_step: Micr
 def test_checkpointed_blocks_have_the_same_noise_when_they_are_computed_again(
     checkpoint: bool | str, dropout: float
 ) -> None:
-    """With and without dropout of attention weights, which is dropout of the noise here."""
+    """The cases have no dropout or dropout of attention weights, which the noise of kind dropout replaces here."""
     case = replace(CASE, rollout=2, recompute=True, members=2, members_at_once=1, dropout=dropout)
     micro_step = MicroStep(2, [1, 2])
     plain, batch = build_ensemble(case)
@@ -84,7 +84,7 @@ def test_members_one_by_one_equal_all_at_once(
 
 
 def test_dropout_masks_are_those_of_the_first_pass() -> None:
-    """With dropout in training, the loss of the first pass is that of the graphs that gradients flow through."""
+    """With dropout in training, the second pass, which has gradients, gives the outputs of the first pass."""
     objective, batch = build_ensemble(replace(CASE, rollout=2, dropout=0.3, noise=("global",)))
     micro_step = MicroStep(0, [1, 2])
     outputs: list[list[Tensor]] = []
@@ -110,15 +110,15 @@ def test_dropout_masks_are_those_of_the_first_pass() -> None:
 def test_noise_depends_on_the_sample_and_not_on_the_batch() -> None:
     objective, batch = build_ensemble(CASE)
     objective.stepper.model.eval()
-    together = next(objective.predict(objective.encode(batch), 1))
-    assert together.shape[:2] == (4, 4)
+    batch_outputs = next(objective.predict(objective.encode(batch), 1))
+    assert batch_outputs.shape[:2] == (4, 4)
     for row in range(4):
-        alone = next(objective.predict(objective.encode(select_samples(batch, [row])), 1))
-        torch.testing.assert_close(alone[0], together[row], rtol=1e-5, atol=1e-5)
+        single_output = next(objective.predict(objective.encode(select_samples(batch, [row])), 1))
+        torch.testing.assert_close(single_output[0], batch_outputs[row], rtol=1e-5, atol=1e-5)
     # Members differ, and so does the noise of equal samples with other initial times.
-    assert (together[:, 0] - together[:, 1]).abs().amax() > 1e-3
-    moved = replace(batch, initial_minutes=tuple(minutes + 1 for minutes in batch.initial_minutes))
-    assert (next(objective.predict(objective.encode(moved), 1)) - together).abs().amax() > 1e-3
+    assert (batch_outputs[:, 0] - batch_outputs[:, 1]).abs().amax() > 1e-3
+    shifted_batch = replace(batch, initial_minutes=tuple(minutes + 1 for minutes in batch.initial_minutes))
+    assert (next(objective.predict(objective.encode(shifted_batch), 1)) - batch_outputs).abs().amax() > 1e-3
 
 
 @torch.no_grad()
@@ -135,28 +135,28 @@ def test_validation_noise_is_fixed_and_training_noise_is_not() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("decoder", ["pixel_shuffle", "transposed"])
 def test_new_noise_leaves_the_network_unchanged(decoder: str) -> None:
-    """Bit for bit: the members of a network that has just got noise are its deterministic forecast."""
-    # Dropout is the kind that changes the function.
+    """The outputs of a network with new layers of noise equal those of the network without noise, bit for bit."""
+    # Noise of kind dropout is left out, because it changes the function.
     case = replace(CASE, decoder=decoder, noise=("global", "cell", "spherical"))
     objective, batch = build_ensemble(case)
     model = objective.stepper.model.eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("scale_shift.weight", "noise_embed.weight")):
             parameter.zero_()
-    quiet_model, _ = cases.build(replace(case, members=1), DeviceGrid(), "none")
+    plain_model, _ = cases.build(replace(case, members=1), DeviceGrid(), "none")
     weights = {name: tensor for name, tensor in model.state_dict().items() if not is_noise(name)}
-    quiet_model.load_state_dict(weights)
-    quiet_model.eval()
+    plain_model.load_state_dict(weights)
+    plain_model.eval()
     x = torch.randn(2, 4, 1, cases.ROWS, cases.COLUMNS)
     grid = (cases.ROWS, cases.COLUMNS)
     condition = {
         "global": torch.randn(2, 6), "cell": torch.randn(2, 3, *grid), "spherical": torch.randn(2, 2, *grid),
     }  # fmt: skip
-    assert torch.equal(model(x, condition), quiet_model(x))
-    assert torch.equal(model(x), quiet_model(x))
+    assert torch.equal(model(x, condition), plain_model(x))
+    assert torch.equal(model(x), plain_model(x))
 
 
-def test_saved_tensors_of_many_members_are_those_of_one() -> None:
+def test_many_members_save_no_more_activations_than_one() -> None:
     """Eight members, computed one by one, save the activations of one member and the outputs of eight."""
     peaks = {}
     for members in (2, 8):
@@ -178,13 +178,13 @@ class SavedTensors:
         self.held = 0
         self.peak = 0
 
-    def pack(self, tensor: Tensor) -> HeldTensor:
-        held_tensor = HeldTensor(tensor, self)
+    def pack(self, tensor: Tensor) -> TrackedTensor:
+        tracked_tensor = TrackedTensor(tensor, self)
         self.peak = max(self.peak, self.held)
-        return held_tensor
+        return tracked_tensor
 
 
-class HeldTensor:
+class TrackedTensor:
     """A saved tensor; its bytes count until the graph releases it."""
 
     def __init__(self, tensor: Tensor, tracker: SavedTensors) -> None:

@@ -1,4 +1,4 @@
-"""Noise on hidden fields: its size, its dependence on seed, time and member, and the fields without it."""
+"""Noise on hidden fields: its size, its dependence on seed, time and member, and outputs without noise."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.section import GaussianOrBredSection
 from credit.forecast.rollout import ForecastInputs, ForecastStart, build_starts, forecast_batch
 from credit.models.wxformer import WXFormer
-from tests.unit.forecast.test_perturbations import GRID, SMALL, STEP, Still, make_stepper
+from tests.unit.forecast.test_perturbations import GRID, SMALL, STEP, ConstantFrames, make_stepper
 
-INPUTS = ForecastInputs(Still(), STEP, 1)
+INPUTS = ForecastInputs(ConstantFrames(), STEP, 1)
 BLOCKS = [*(f"stages.{n}.layers.0" for n in range(4)), *(f"decoder.blocks.{n}" for n in range(3))]
 
 
 class Block(nn.Module):
-    """Multiplies each channel by its number from 1."""
+    """Block that multiplies each channel by its number, counted from 1."""
 
     _fsdp2_shard = True
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class TwoBlocks(nn.Module):
-    """Two blocks in sequence; the input of the second is kept, so that a test can see the noise of the first."""
+    """Two blocks in sequence. `seen` stores the input of the second, so that a test can read the noise of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def build_test_noise(model: nn.Module, control: bool = True, seed: int = 0, **op
     return build_feature_noise(conf, model)
 
 
-def wxformer() -> nn.Module:
+def build_small_wxformer() -> nn.Module:
     torch.manual_seed(0)
     return WXFormer.from_kwargs(**SMALL).eval()
 
@@ -65,7 +65,7 @@ def test_noise_is_gaussian_with_the_configured_size(dtype: torch.dtype) -> None:
     added = model.seen.double().numpy() - plain
     assert not added[0].any(), "the control"
     for member in (1, 2):
-        # each channel's by the deviation of all, each member's by its own
+        # The noise is scaled by the deviation over all channels of the same member.
         scaled = added[member] / plain[member].std() / 0.2
         assert stats.kstest(scaled[0].ravel(), "norm").pvalue > 0.01
         np.testing.assert_allclose(scaled.std(axis=(1, 2, 3)), 1, atol=4 / np.sqrt(2 * 3200))
@@ -74,7 +74,7 @@ def test_noise_is_gaussian_with_the_configured_size(dtype: torch.dtype) -> None:
 
 
 def test_noise_is_added_only_within_steps_of_a_forecast() -> None:
-    model, x = wxformer(), torch.randn(2, 4, 1, 16, 32)
+    model, x = build_small_wxformer(), torch.randn(2, 4, 1, 16, 32)
     with torch.no_grad():
         before = model(x)
         apply_noise = build_test_noise(model, control=False)(build_starts([0], 2))
@@ -98,34 +98,37 @@ def run_forecasts(
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
-    """Beyond rounding, which a batch's size changes in the network itself."""
+    """Differences are limited to rounding errors, which depend on the batch size in the network itself."""
     starts = build_starts([0, 1440], 3)
-    together = run_forecasts(starts, wxformer(), std=0.3)
-    single_forecasts = [run_forecasts([start], wxformer(), std=0.3) for start in reversed(starts)]
+    batch_forecasts = run_forecasts(starts, build_small_wxformer(), std=0.3)
+    single_forecasts = [run_forecasts([start], build_small_wxformer(), std=0.3) for start in reversed(starts)]
     separate = np.concatenate(single_forecasts, axis=1)[:, ::-1]
-    spread = together.std(axis=1).mean(axis=(0, 2, 3))
-    assert (np.abs(together - separate).max(axis=(0, 1, 3, 4)) < 1e-4 * spread).all()
-    assert len({row.tobytes() for row in together[0]}) == 6 - 1, "all but the two controls, which start alike"
-    other = run_forecasts(starts, wxformer(), std=0.3, seed=1)
-    assert (np.abs(other[:, 1:3] - together[:, 1:3]).mean(axis=(0, 1, 3, 4)) > 0.1 * spread).all()
-    np.testing.assert_array_equal(run_forecasts(starts, wxformer())[:, [0, 3]], together[:, [0, 3]])
+    spread = batch_forecasts.std(axis=1).mean(axis=(0, 2, 3))
+    assert (np.abs(batch_forecasts - separate).max(axis=(0, 1, 3, 4)) < 1e-4 * spread).all()
+    assert len({row.tobytes() for row in batch_forecasts[0]}) == 6 - 1, "all but the two controls, which start alike"
+    other_seed_forecasts = run_forecasts(starts, build_small_wxformer(), std=0.3, seed=1)
+    assert (np.abs(other_seed_forecasts[:, 1:3] - batch_forecasts[:, 1:3]).mean(axis=(0, 1, 3, 4)) > 0.1 * spread).all()
+    np.testing.assert_array_equal(run_forecasts(starts, build_small_wxformer())[:, [0, 3]], batch_forecasts[:, [0, 3]])
 
 
 def test_interleaved_forecasts_are_independent() -> None:
-    """As where members of several batches are scored while they are made."""
-    model, starts = wxformer(), build_starts([0], 4)
+    """Online scoring interleaves the batches of an ensemble in this way."""
+    model, starts = build_small_wxformer(), build_starts([0], 4)
     stepper, noise = make_stepper(model), build_test_noise(model)
     batches = (starts[:2], starts[2:])
     forecasts = [forecast_batch(stepper, INPUTS, batch, 3, build_noise_context=noise) for batch in batches]
     interleaved = np.stack([np.concatenate(fields) for fields in zip(*forecasts, strict=True)])
-    consecutive = [run_forecasts(batch, wxformer(), std=0.5) for batch in batches]
+    consecutive = [run_forecasts(batch, build_small_wxformer(), std=0.5) for batch in batches]
     np.testing.assert_array_equal(interleaved, np.concatenate(consecutive, axis=1))
 
 
 def test_bred_vectors_have_no_noise() -> None:
-    """So the control and what is added to the others' analyses are those of the ensemble without."""
+    """The control and the bred perturbations of the other members equal those of an ensemble without feature noise."""
     starts = build_starts([0], 3)
-    plain, with_noise = run_forecasts(starts, wxformer(), True), run_forecasts(starts, wxformer(), True, std=1e-6)
+    plain, with_noise = (
+        run_forecasts(starts, build_small_wxformer(), True),
+        run_forecasts(starts, build_small_wxformer(), True, std=1e-6),
+    )
     np.testing.assert_array_equal(with_noise[:, 0], plain[:, 0])
     np.testing.assert_allclose(with_noise, plain, atol=1e-3)
     assert np.abs(with_noise[:, 1:] - plain[:, 1:]).max() > 0
@@ -133,7 +136,7 @@ def test_bred_vectors_have_no_noise() -> None:
 
 
 def test_blocks_are_found_by_name() -> None:
-    model = wxformer()
+    model = build_small_wxformer()
     assert list(find_blocks(model, None)) == BLOCKS
     assert list(find_blocks(model, ["decoder"])) == BLOCKS[4:]
     assert list(find_blocks(model, ["decoder.blocks.1", "stages.3", "decoder.blocks"])) == [
@@ -149,14 +152,14 @@ def test_blocks_are_found_by_name() -> None:
 
 
 class Pair(Block):
-    """Returns two tensors."""
+    """Block that returns two tensors."""
 
     def forward(self, x_BCTHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x_BCTHW, x_BCTHW
 
 
 class Folded(Block):
-    """Returns a tensor whose first dimension is not the forecasts."""
+    """Block that returns a tensor whose first dimension is not the batch of forecasts."""
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         return x_BCTHW.transpose(0, 3)
@@ -178,4 +181,4 @@ def test_wrong_options_are_refused() -> None:
     assert build_feature_noise(None, nn.Linear(1, 1)) is None
     for options in [{}, *({"blocks": [name]} for name in BLOCKS)]:
         conf = EnsembleConfig(members=2, lagged="6h", feature_noise=options)
-        assert build_feature_noise(conf, wxformer()) is not None
+        assert build_feature_noise(conf, build_small_wxformer()) is not None

@@ -1,4 +1,4 @@
-"""Tests of the budget fixers within forecast steps: residuals, unchanged channels, gradients, bounds, transforms."""
+"""Budget fixers within forecast steps: residuals, unchanged channels, gradients, bounds, transforms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.forecast.air import FLUXES, H, K, W, assemble, initial_state, ra
 FORCING = torch.zeros(1, 1, 1, H, W)
 
 
-def forcing(number: int) -> torch.Tensor:
+def build_forcing(number: int) -> torch.Tensor:
     return torch.full_like(FORCING, float(number))
 
 
@@ -22,13 +22,13 @@ def raw(request: pytest.FixtureRequest, tmp_path: Path) -> dict:
     return raw_config(tmp_path, pressure=request.param == "pressure levels")
 
 
-def global_budgets(config, assets, physical: torch.Tensor) -> dict[str, float]:
+def compute_global_budgets(config, assets, physical: torch.Tensor) -> dict[str, float]:
     """Return the global means of dry mass, water, energy and fluxes of the first sample."""
     fields = split(assets.channels.output, physical[0].numpy())
     return totals(config, fields, assets.static_CHW[0].astype(float))
 
 
-def residuals(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+def compute_residuals(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """Return the residual of each budget, relative to its total."""
     gained = after["tsr"] + after["ttr"] - sum(after[name] for name in FLUXES[2:])
     return {
@@ -41,15 +41,17 @@ def residuals(before: dict[str, float], after: dict[str, float]) -> dict[str, fl
 def test_every_budget_is_closed_in_physical_fields(raw: dict) -> None:
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
-    before = global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    before = compute_global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
-        closed = global_budgets(config, assets, stepper.decode(stepper.step(state, FORCING)))
+        closed = compute_global_budgets(config, assets, stepper.decode(stepper.step(state, FORCING)))
         _, _, plain = assemble(without_budgets(raw))
-        without_fixers = global_budgets(config, assets, plain.decode(plain.step(state, FORCING)))
-    assert all(abs(residual) < 1e-7 for residual in residuals(before, closed).values()), residuals(before, closed)
-    # The network itself conserves nothing.
-    assert all(abs(residual) > 1e-4 for residual in residuals(before, without_fixers).values()), residuals(
-        before, without_fixers
+        without_fixers = compute_global_budgets(config, assets, plain.decode(plain.step(state, FORCING)))
+    assert all(abs(residual) < 1e-7 for residual in compute_residuals(before, closed).values()), compute_residuals(
+        before, closed
+    )
+    # Without the fixers, the output of the network closes no budget.
+    assert all(abs(residual) > 1e-4 for residual in compute_residuals(before, without_fixers).values()), (
+        compute_residuals(before, without_fixers)
     )
 
 
@@ -75,14 +77,16 @@ def test_only_corrected_variables_change(raw: dict) -> None:
 def test_forty_steps_keep_dry_mass_and_close_each_budget(raw: dict) -> None:
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
-    initial = before = global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    initial = before = compute_global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
-        for output in stepper.rollout(state, forcing, 40):
-            after = global_budgets(config, assets, stepper.decode(output))
-            assert all(abs(residual) < 1e-7 for residual in residuals(before, after).values()), residuals(before, after)
+        for output in stepper.rollout(state, build_forcing, 40):
+            after = compute_global_budgets(config, assets, stepper.decode(output))
+            assert all(abs(residual) < 1e-7 for residual in compute_residuals(before, after).values()), (
+                compute_residuals(before, after)
+            )
             before = after
     assert abs(after["dry"] / initial["dry"] - 1) < 1e-6
-    assert abs(after["water"] / initial["water"] - 1) > 1e-3  # water may change, and does
+    assert abs(after["water"] / initial["water"] - 1) > 1e-3  # unlike dry mass, water changes
 
 
 def test_gradients_through_a_rollout_match_finite_differences(raw: dict) -> None:
@@ -91,7 +95,7 @@ def test_gradients_through_a_rollout_match_finite_differences(raw: dict) -> None
     weights = torch.randn(1, len(stepper.channels.output), H, W, generator=torch.Generator().manual_seed(2))
 
     def loss(recompute: bool = False) -> torch.Tensor:
-        *_, last = stepper.rollout(state, forcing, 3, recompute=recompute)
+        *_, last = stepper.rollout(state, build_forcing, 3, recompute=recompute)
         return (last.double() * weights).mean() + (last.double() ** 2).mean()
 
     size, gradients = stepper.model.size, []
@@ -111,11 +115,11 @@ def test_gradients_through_a_rollout_match_finite_differences(raw: dict) -> None
 def test_samples_do_not_depend_on_their_batch(raw: dict) -> None:
     config, _, stepper = assemble(raw)
     state = initial_state(config, stepper)
-    other = state + 0.1 * torch.randn(state.shape, generator=torch.Generator().manual_seed(4))
-    other[:, :, 0, 0, 0] = state[:, :, 0, 0, 0]
+    other_state = state + 0.1 * torch.randn(state.shape, generator=torch.Generator().manual_seed(4))
+    other_state[:, :, 0, 0, 0] = state[:, :, 0, 0, 0]
     with torch.no_grad():
-        both = stepper.step(torch.cat([state, other]), FORCING.expand(2, -1, -1, -1, -1))
-        separate = torch.cat([stepper.step(state, FORCING), stepper.step(other, FORCING)])
+        both = stepper.step(torch.cat([state, other_state]), FORCING.expand(2, -1, -1, -1, -1))
+        separate = torch.cat([stepper.step(state, FORCING), stepper.step(other_state, FORCING)])
     np.testing.assert_allclose(both, separate, rtol=0, atol=1e-6)
 
 
@@ -123,10 +127,10 @@ def test_amp_does_not_affect_budgets(raw: dict) -> None:
     config, assets, stepper = assemble(raw)
     stepper._amp = True
     state = initial_state(config, stepper)
-    before = global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    before = compute_global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
-        after = global_budgets(config, assets, stepper.decode(stepper.step(state, FORCING)))
-    assert all(abs(residual) < 1e-7 for residual in residuals(before, after).values())
+        after = compute_global_budgets(config, assets, stepper.decode(stepper.step(state, FORCING)))
+    assert all(abs(residual) < 1e-7 for residual in compute_residuals(before, after).values())
 
 
 @pytest.mark.parametrize(
@@ -153,25 +157,27 @@ def test_a_budget_may_exceed_a_clamp(raw: dict) -> None:
     raw["model"]["postprocess"] = [bound, *raw["model"]["postprocess"]]
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
-    before = global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    before = compute_global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
         decoded = stepper.decode(stepper.step(state, FORCING))
     assert decoded[:, :K].max() != 280.0 and abs(decoded[:, :K].max() / 280 - 1) < 0.02
-    assert abs(residuals(before, global_budgets(config, assets, decoded))["energy"]) < 1e-7
+    assert abs(compute_residuals(before, compute_global_budgets(config, assets, decoded))["energy"]) < 1e-7
 
 
 def test_budgets_are_closed_with_transforms(raw: dict) -> None:
     raw["data"]["transforms"] = {"tp": {"kind": "log1p", "unit": 1e-3}, "q": {"kind": "sqrt", "unit": 1e-3}}
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
-    before = global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    before = compute_global_budgets(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
-        after = global_budgets(config, assets, stepper.decode(stepper.step(state, FORCING)))
-    assert all(abs(residual) < 1e-7 for residual in residuals(before, after).values()), residuals(before, after)
+        after = compute_global_budgets(config, assets, stepper.decode(stepper.step(state, FORCING)))
+    assert all(abs(residual) < 1e-7 for residual in compute_residuals(before, after).values()), compute_residuals(
+        before, after
+    )
 
 
 def test_rain_is_zero_where_the_budget_needs_negative_rain(raw: dict) -> None:
-    """Much evaporation upwards is taken up by q; with q rising by more, rain is 0 and the budget stays open."""
+    """The humidity q rises by more than evaporation supplies, so rain is 0 and the budget is not closed."""
     raw["model"]["postprocess"][2]["evaporation_positive"] = "up"  # e is negative here: dew
     config, assets, stepper = assemble(raw)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Reader of forecasts: files and stores of this package and of others, and refusals of mixed runs."""
+"""Reader of forecasts: files and stores of this package and of other programs, and refusals of mixed runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_written_forecasts_are_read_back(tmp_path: Path, options: dict) -> None:
 
 
 def test_channels_of_a_store_are_sorted(tmp_path: Path) -> None:
-    """A folder lists its variables in any order; ranks add up scores by the place of a channel."""
+    """A folder lists its variables in any order, but ranks add up scores by the index of a channel."""
     make_writer(tmp_path, format="zarr").write(CALENDAR.parse(INITIAL[0]), random_fields())
     orders = {tuple(open_forecasts(tmp_path).channel_names) for _ in range(20)}
     assert orders == {("sst", "t850", "t500", "t250", "t2m", "tp", "u850", "u500", "u250", "z500")}
@@ -56,7 +56,7 @@ def test_incomplete_forecasts_of_a_store_are_ignored(tmp_path: Path) -> None:
 
 
 def test_store_with_south_first(tmp_path: Path) -> None:
-    """As WeatherBench 2 publishes them: south first, timedelta leads."""
+    """The stores of WeatherBench 2 have this layout: the southernmost row first, and lead times as timedelta."""
     values = np.random.default_rng(3).standard_normal((1, 2, 3, 6, 12)).astype(np.float32)
     dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
     dataset = xr.Dataset(
@@ -78,21 +78,21 @@ def test_store_with_south_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 @pytest.mark.parametrize("bits", [1, 7, 22, 23])
 def test_rounding_keeps_special_values(tmp_path: Path, format: str, bits: int) -> None:
-    """Missing values and infinities stay as they are, a finite number stays finite, to the ends of float32."""
-    most, least = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
-    kept = [np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).smallest_normal]
+    """Missing values and infinities do not change, and finite numbers of any size in float32 stay finite."""
+    largest, smallest = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    special_values = [np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).smallest_normal]
     fields = random_fields()
-    fields[0, 0].flat[:10] = [*kept, most, -most, least, 1000 * least]
+    fields[0, 0].flat[:10] = [*special_values, largest, -largest, smallest, 1000 * smallest]
     writer = make_writer(tmp_path, format=format, keep_bits=bits, compression=1)
     writer.write(CALENDAR.parse(INITIAL[0]), fields)
     writer.close()
     archive = open_forecasts(tmp_path)
     read = archive.read(CALENDAR.parse(INITIAL[0]))[0, archive.channel_names.index(NAMES[0])].ravel()
-    np.testing.assert_array_equal(read[:6].view(np.uint32), np.array(kept, dtype=np.float32).view(np.uint32))
-    cut = np.float32(np.ldexp(2.0 - 2.0**-bits, 127))
-    np.testing.assert_array_equal(read[6:8], [cut, -cut])
-    # the digits of numbers below the smallest normal one are as wide as its own
-    assert np.abs(read[8:10] - fields[0, 0].flat[8:10]).max() <= least * 2.0 ** (23 - bits) / 2
+    np.testing.assert_array_equal(read[:6].view(np.uint32), np.array(special_values, dtype=np.float32).view(np.uint32))
+    largest_rounded = np.float32(np.ldexp(2.0 - 2.0**-bits, 127))
+    np.testing.assert_array_equal(read[6:8], [largest_rounded, -largest_rounded])
+    # Rounded subnormal numbers have the same spacing as rounded numbers above the smallest normal one.
+    assert np.abs(read[8:10] - fields[0, 0].flat[8:10]).max() <= smallest * 2.0 ** (23 - bits) / 2
 
 
 def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_missing_and_damaged_forecasts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("lead", ["ns", "seconds", "hours", "timedelta"])
 def test_store_of_another_program_is_recognised_by_dimensions(tmp_path: Path, zarr_format: int, lead: str) -> None:
-    """Of either version, in any order of dimensions, packed or not, with lead times in any unit."""
+    """The store may have any version, order of dimensions, packing and unit of lead times."""
     hours, values = np.array([6, 12, 240]), np.random.default_rng(3).normal(250, 20, (1, 3, 2, 2, 12, 6))
     leads = {
         "ns": ("prediction_timedelta", hours * 3600 * 10**9, {"units": "nanoseconds"}),
@@ -215,10 +215,10 @@ def test_unreadable_variables_and_stores_are_reported(tmp_path: Path, caplog: py
         open_forecasts(store)
 
 
-def foreign(
+def write_foreign_store(
     path: str | Path, levels: dict[str, tuple[list[float], dict]], lead: int = 6, **options: object
 ) -> np.ndarray:
-    """Write a store with a variable of each dimension in `levels`, named as its first letter, and t2m; return t2m."""
+    """Write a store with t2m and, for each dimension in `levels`, a variable named by its first letter; return t2m."""
     values = np.random.default_rng(5).random((1, 1, 6, 12)).astype(np.float32)
     coords: dict[str, object] = {
         "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
@@ -227,9 +227,12 @@ def foreign(
         "longitude": GRID.lon,
     }
     fields: dict[str, object] = {"t2m": (tuple(coords), values)}
-    for dim, (own, attributes) in levels.items():
-        fields[dim[0]] = (dim, "time", "prediction_timedelta", "latitude", "longitude"), np.stack([values] * len(own))
-        coords[dim] = dim, own, attributes
+    for dim, (level_values, attributes) in levels.items():
+        fields[dim[0]] = (
+            (dim, "time", "prediction_timedelta", "latitude", "longitude"),
+            np.stack([values] * len(level_values)),
+        )
+        coords[dim] = dim, level_values, attributes
     xr.Dataset(fields, coords).to_zarr(path, **{"zarr_format": 2, **options})
     return values
 
@@ -244,7 +247,7 @@ CF_LEVELS = {
 
 @pytest.mark.parametrize("said", CF_LEVELS)
 def test_levels_are_recognised_by_cf_attributes(tmp_path: Path, said: str) -> None:
-    foreign(tmp_path / "a.zarr", {"zeta": ([500.0, 850.0], CF_LEVELS[said])})
+    write_foreign_store(tmp_path / "a.zarr", {"zeta": ([500.0, 850.0], CF_LEVELS[said])})
     archive = open_forecasts(tmp_path / "a.zarr", level_units="hPa")
     assert archive.channel_names == ["t2m", "z500", "z850"]
     fields = archive.read_members(CALENDAR.parse("2001-04-01"), 0)[0]
@@ -252,7 +255,7 @@ def test_levels_are_recognised_by_cf_attributes(tmp_path: Path, said: str) -> No
 
 
 def test_levels_are_converted_to_the_units_of_the_data(tmp_path: Path) -> None:
-    foreign(tmp_path / "pa.zarr", {"plev": ([92500.0, 50000.0], {"units": "Pa"})})
+    write_foreign_store(tmp_path / "pa.zarr", {"plev": ([92500.0, 50000.0], {"units": "Pa"})})
     assert open_forecasts(tmp_path / "pa.zarr").channel_names == ["p92500", "p50000", "t2m"]
     other = OtherForecastsConfig(path=str(tmp_path / "pa.zarr"))
     assert open_other_forecasts("x", other, "hPa").channel_names == ["p925", "p500", "t2m"]
@@ -261,19 +264,19 @@ def test_levels_are_converted_to_the_units_of_the_data(tmp_path: Path) -> None:
 
 def test_pressures_are_not_taken_for_model_levels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """10 hPa is not the tenth model level, though both would be called t10."""
-    foreign(tmp_path / "hpa.zarr", {"tlev": ([10.0], {"axis": "Z", "units": "hPa"})})
-    foreign(tmp_path / "number.zarr", {"tlev": ([10.0], {"axis": "Z", "units": "1"})})
-    for name, units, said in (("hpa", "model_level", "tlev is in hPa"), ("number", "hPa", 'tlev is in "1", not in')):
+    write_foreign_store(tmp_path / "hpa.zarr", {"tlev": ([10.0], {"axis": "Z", "units": "hPa"})})
+    write_foreign_store(tmp_path / "number.zarr", {"tlev": ([10.0], {"axis": "Z", "units": "1"})})
+    for name, units, reason in (("hpa", "model_level", "tlev is in hPa"), ("number", "hPa", 'tlev is in "1", not in')):
         caplog.clear()
         other = OtherForecastsConfig(path=str(tmp_path / f"{name}.zarr"))
         assert open_other_forecasts("x", other, units).channel_names == ["t2m"]
-        assert f"{name}.zarr: t has the dimensions tlev, time" in caplog.text and said in caplog.text
+        assert f"{name}.zarr: t has the dimensions tlev, time" in caplog.text and reason in caplog.text
         with pytest.raises(DataError, match=rf"other_forecasts.x: .*{name}.zarr: t has the dimensions tlev.*rename"):
             open_other_forecasts("x", other.model_copy(update={"rename": {"temperature": "t"}}), units)
 
 
 def test_message_lists_dimensions_if_none_is_a_level(tmp_path: Path) -> None:
-    foreign(tmp_path / "a.zarr", {"zheight": ([10.0, 80.0], {"units": "m", "positive": "up"})})
+    write_foreign_store(tmp_path / "a.zarr", {"zheight": ([10.0, 80.0], {"units": "m", "positive": "up"})})
     dataset = xr.open_zarr(tmp_path / "a.zarr", decode_timedelta=False).drop_vars("t2m")
     dataset.rename_dims(zheight="level").to_zarr(tmp_path / "b.zarr", zarr_format=2)  # has no coordinate of this name
     dataset.to_zarr(tmp_path / "c.zarr", zarr_format=2)
@@ -284,7 +287,7 @@ def test_message_lists_dimensions_if_none_is_a_level(tmp_path: Path) -> None:
 
 
 def test_member_dimension_without_coordinate(tmp_path: Path) -> None:
-    foreign(tmp_path / "a.zarr", {"level": ([500.0, 850.0], {})})
+    write_foreign_store(tmp_path / "a.zarr", {"level": ([500.0, 850.0], {})})
     dataset = xr.open_zarr(tmp_path / "a.zarr", decode_timedelta=False).drop_vars("t2m")
     dataset.drop_vars("level").rename_dims(level="member").to_zarr(tmp_path / "b.zarr", zarr_format=2)
     archive = open_forecasts(tmp_path / "b.zarr")
@@ -295,7 +298,7 @@ def test_member_dimension_without_coordinate(tmp_path: Path) -> None:
 def test_variables_without_members_are_left_out_of_an_ensemble(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, format: str
 ) -> None:
-    """Its three levels would else be taken for three members."""
+    """Otherwise the three levels would be taken for three members."""
     values = np.random.default_rng(5).random((1, 2, 3, 6, 12)).astype(np.float32)
     init, lead = ("forecast_reference_time", "time") if format == "netcdf" else ("time", "prediction_timedelta")
     fields = {
@@ -340,15 +343,17 @@ def test_warning_about_left_out_variables_appears_once(tmp_path: Path, caplog: p
         coords = {"time": ("time", [6, 12], hours), "latitude": GRID.lat, "longitude": GRID.lon}
         xr.Dataset(fields, coords).to_netcdf(tmp_path / f"forecast_{day}.nc")
     assert open_forecasts(tmp_path).channel_names == ["t2m"]
-    said = [record.getMessage() for record in caplog.records if "it is skipped" in record.getMessage()]
-    assert len(said) == 2 and "forecast_1.nc: soil has" in said[0] and "forecast_1.nc: control has" in said[1]
+    warnings = [record.getMessage() for record in caplog.records if "it is skipped" in record.getMessage()]
+    assert (
+        len(warnings) == 2 and "forecast_1.nc: soil has" in warnings[0] and "forecast_1.nc: control has" in warnings[1]
+    )
 
 
 @pytest.mark.parametrize(
     "options", [{"zarr_format": 2, "consolidated": True}, {"zarr_format": 3, "consolidated": False}]
 )
 def test_store_at_a_url(tmp_path: Path, options: dict) -> None:
-    values = foreign(tmp_path / "a.zarr", {"level": ([500.0], {})}, **options)
+    values = write_foreign_store(tmp_path / "a.zarr", {"level": ([500.0], {})}, **options)
     memory = fsspec.filesystem("memory")
     memory.put(str(tmp_path / "a.zarr"), "/test_archive/a.zarr", recursive=True)
     other = OtherForecastsConfig(path="memory://test_archive/a.zarr", rename={"2t": "t2m"})
@@ -357,14 +362,14 @@ def test_store_at_a_url(tmp_path: Path, options: dict) -> None:
         assert archive.channel_names == ["l500", "2t"] and archive.origin == other.path
         fields = archive.read_members(CALENDAR.parse("2001-04-01"), 0)
         np.testing.assert_array_equal(fields[0], np.concatenate([values[0]] * 2))
-        near = open_forecasts(tmp_path / "a.zarr", other.rename)
-        np.testing.assert_array_equal(near.read_members(CALENDAR.parse("2001-04-01"), 0), fields)
+        local_archive = open_forecasts(tmp_path / "a.zarr", other.rename)
+        np.testing.assert_array_equal(local_archive.read_members(CALENDAR.parse("2001-04-01"), 0), fields)
         for name in memory.find("/test_archive/a.zarr/t2m"):
             memory.pipe(name, b"no chunk")
         with pytest.raises(DataError, match=r"memory://test_archive/a.zarr: t2m cannot be read"):
             archive.read_members(CALENDAR.parse("2001-04-01"), 0)
-        nowhere = other.model_copy(update={"path": "memory://test_archive/b.zarr"})
+        missing_store = other.model_copy(update={"path": "memory://test_archive/b.zarr"})
         with pytest.raises(DataError, match=r"other_forecasts.far: memory://test_archive/b.zarr: there is no zarr"):
-            open_other_forecasts("far", nowhere, "hPa")
+            open_other_forecasts("far", missing_store, "hPa")
     finally:
         memory.rm("/test_archive", recursive=True)

@@ -97,7 +97,7 @@ def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
         assert dataset["time"].bounds == "time_bnds"
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1], dataset["time"][:])
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 360.0)
-    # one window of another length is that of the dimension's coordinate, too
+    # If all sums have one other window, it also determines the bounds of the time coordinate.
     path = make_writer(tmp_path / "day", windows={"tp": 1440}).write(Calendar().parse(INITIAL[0]), random_fields())
     with netCDF4.Dataset(path) as dataset:
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 1440.0)
@@ -152,8 +152,8 @@ def test_complete_forecasts_are_recognised(tmp_path: Path, format: str) -> None:
     writer = make_writer(tmp_path, format=format)
     writer.write(first, random_fields())
     writer.close()
-    again = make_writer(tmp_path, format=format)
-    assert again.is_complete(first) and not again.is_complete(second)
+    resumed_writer = make_writer(tmp_path, format=format)
+    assert resumed_writer.is_complete(first) and not resumed_writer.is_complete(second)
 
 
 def test_files_of_another_run_are_not_complete(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_selected_levels(tmp_path: Path) -> None:
 
 def test_folder_with_another_format_is_refused(tmp_path: Path) -> None:
     make_writer(tmp_path / "files").write(Calendar().parse(INITIAL[0]), random_fields())
-    held = r"inference.format: zarr does not match .*forecast_2001-04-01T00.nc, which .* different inference.folder"
-    with pytest.raises(ConfigError, match=held):
+    message = r"inference.format: zarr does not match .*forecast_2001-04-01T00.nc, which .* different inference.folder"
+    with pytest.raises(ConfigError, match=message):
         make_writer(tmp_path / "files", format="zarr")
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["forecast_2001-04-01T00.nc"]
     make_writer(tmp_path / "store", format="zarr").close()
@@ -227,15 +227,15 @@ def test_rounded_mantissas_compress(tmp_path: Path, format: str) -> None:
         writer.write(initial, fields)
         forecasts = open_forecasts(tmp_path / str(bits))
         t500 = forecasts.read(initial)[:, forecasts.channel_names.index("t500")]
-        off = np.abs(t500 / fields[:, NAMES.index("t500")] - 1).max()
-        assert off == 0 if bits == 23 else 2**-10 < off <= 2**-8
+        error = np.abs(t500 / fields[:, NAMES.index("t500")] - 1).max()
+        assert error == 0 if bits == 23 else 2**-10 < error <= 2**-8
         files = [path for path in (tmp_path / str(bits)).rglob("*") if path.is_file()]
         sizes[bits] = sum(path.stat().st_size for path in files)
     assert sizes[7] < sizes[23]
 
 
 def test_rounding_is_to_the_nearest() -> None:
-    """Against arithmetic in double precision, ties to even; what is not a number or infinite stays."""
+    """Compare with double precision, with ties to even; NaN, infinities and zero do not change."""
     values = np.random.default_rng(3).normal(0, 1e3, 1000).astype(np.float32)
     mantissa, exponent = np.frexp(values.astype(np.float64))
     expected = np.ldexp(np.rint(mantissa * 2**8), exponent - 8)
@@ -252,7 +252,7 @@ def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_full_disk_leaves_no_incomplete_file(tmp_path: Path, format: str) -> None:
-    """A limit on the size of files fails a write as a full disk does."""
+    """With a limit on the size of files, a write fails as on a full disk."""
     first, second = (Calendar().parse(text) for text in INITIAL)
     writer = make_writer(tmp_path, format=format)
     writer.write(first, random_fields())
@@ -274,15 +274,15 @@ def test_full_disk_leaves_no_incomplete_file(tmp_path: Path, format: str) -> Non
 def test_message_for_a_read_only_file_system_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
 ) -> None:
-    """It says so of what is to be removed, too, whether it is there or not."""
+    """Such a file system also refuses to remove a file, whether the file exists or not."""
 
-    def refuse(*arguments: object, **options: object) -> None:
+    def raise_read_only(*arguments: object, **options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     writer, first = make_writer(tmp_path, split=split), Calendar().parse(INITIAL[0])
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", refuse)
-        patched.setattr(netCDF4, "Dataset", refuse)
+        patched.setattr(Path, "unlink", raise_read_only)
+        patched.setattr(netCDF4, "Dataset", raise_read_only)
         with pytest.raises(
             CreditError, match=r"forecast_2001-04-01T00\S*\.nc: cannot be written \(Read-only file system\)"
         ):
@@ -291,24 +291,24 @@ def test_message_for_a_read_only_file_system_names_the_file(
 
 
 def test_history_does_not_distinguish_runs(tmp_path: Path) -> None:
-    """So another version goes on with what is there, and a file that a tool has looked at is still the run's."""
+    """Another version can continue existing forecasts, and a file to whose history a tool has added is still valid."""
     first, second = (Calendar().parse(text) for text in INITIAL)
     writer = make_writer(tmp_path)
     paths = [writer.write(initial, random_fields()) for initial in (first, second)]
-    whole = paths[0].read_bytes()
+    expected_bytes = paths[0].read_bytes()
     with netCDF4.Dataset(paths[0], "a") as dataset:
         assert dataset.history == f"credit {__version__}: credit rollout"
         dataset.history = "Mon Nov 23 2026: a tool\n" + dataset.history
     with netCDF4.Dataset(paths[1], "a") as dataset:
-        del dataset.history  # as of an earlier version
+        del dataset.history  # as in files of an earlier version
     assert writer.is_complete(first) and writer.is_complete(second)
     archive = open_forecasts(tmp_path)
     assert len(archive.initial_minutes) == 2 and "history" not in archive.attributes
-    assert writer.write(first, random_fields()).read_bytes() == whole
+    assert writer.write(first, random_fields()).read_bytes() == expected_bytes
 
 
 def test_netcdf_file_is_not_prefilled(tmp_path: Path) -> None:
-    """So it grows with its steps; what is missing in them is there as such."""
+    """The file grows with its steps. Missing cells have the fill value, and other cells have their values."""
     leads = list(range(360, 360 * 201, 360))
     writer, fields, first = make_writer(tmp_path, lead_minutes=leads), random_fields()[0], Calendar().parse(INITIAL[0])
     sizes = []
@@ -324,16 +324,16 @@ def test_netcdf_file_is_not_prefilled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("members", [None, 2])
 def test_writeback_of_chunks_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int | None) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr("credit.forecast.io.zarr_store.start_writeback", asked.append)
+    written_back_paths: list[Path] = []
+    monkeypatch.setattr("credit.forecast.io.zarr_store.start_writeback", written_back_paths.append)
     writer, fields = make_writer(tmp_path, format="zarr", members=members), random_fields()
     for number in range(2):
         writer.put(Calendar().parse(INITIAL[0]), number, fields[number])
     variables = {channel.variable for channel in CHANNELS.output}
     chunks = {path for name in variables for path in (tmp_path / STORE / name / "c").rglob("*") if path.is_file()}
-    twice = {path for path in chunks if asked.count(path) == 2}
-    # once when it is written, once more when it has been stored
-    assert {*asked} == chunks and len(asked) == len(chunks) + len(twice) == 3 * len(variables)
+    twice = {path for path in chunks if written_back_paths.count(path) == 2}
+    # Writeback starts when a chunk is written, and again at the next lead time to free the page cache.
+    assert {*written_back_paths} == chunks and len(written_back_paths) == len(chunks) + len(twice) == 3 * len(variables)
     assert {path.relative_to(tmp_path).parts[3:5] for path in twice} == {("0", "0")}
 
 
@@ -349,11 +349,11 @@ def test_step_written_twice_counts_once(tmp_path: Path) -> None:
 
 
 def test_interruption_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def raise_interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     writer = make_writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.io.files.netcdf.define_variable", interrupted)
+    monkeypatch.setattr("credit.forecast.io.files.netcdf.define_variable", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         writer.write(Calendar().parse(INITIAL[0]), random_fields())
     assert not list(tmp_path.iterdir())
@@ -372,11 +372,11 @@ def test_cdo_reads_times_levels_and_values(tmp_path: Path) -> None:
     fields = random_fields()
     path = make_writer(tmp_path).write(Calendar().parse(INITIAL[0]), fields)
 
-    def cdo(*arguments: str) -> list[str]:
-        done = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)
-        return done.stdout.split()
+    def run_cdo(*arguments: str) -> list[str]:
+        process = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)
+        return process.stdout.split()
 
-    assert cdo("showtimestamp") == ["2001-04-01T06:00:00", "2001-04-01T12:00:00", "2001-04-02T00:00:00"]
-    assert cdo("showlevel", "-selname,t") == ["850", "500", "250"]
-    largest = float(cdo("output", "-fldmax", "-selname,t2m", "-seltimestep,1")[0])
+    assert run_cdo("showtimestamp") == ["2001-04-01T06:00:00", "2001-04-01T12:00:00", "2001-04-02T00:00:00"]
+    assert run_cdo("showlevel", "-selname,t") == ["850", "500", "250"]
+    largest = float(run_cdo("output", "-fldmax", "-selname,t2m", "-seltimestep,1")[0])
     assert largest == pytest.approx(fields[0, NAMES.index("t2m")].max(), rel=1e-4)

@@ -204,7 +204,7 @@ def test_forecasts_are_read_as_from_netcdf(tmp_path: Path, split: str | None) ->
     np.testing.assert_array_equal(np.isnan(fields_MCHW), np.isnan(expected_MCHW))
     difference_C = np.nanmax(np.abs(fields_MCHW - expected_MCHW), axis=(0, 2, 3))
     z_index = archive.channel_names.index("z500")
-    # z has 0.01 m2 s-2 as largest error, although it is stored as a height in m.
+    # The largest error of z is 0.01 m2 s-2, although z is stored as a height in m.
     assert 0.001 < difference_C[z_index] <= 0.01
     assert np.delete(difference_C, z_index).max() < 10 * ERROR
 
@@ -220,7 +220,7 @@ def test_precision_is_kept(tmp_path: Path, packing: str, precision: float) -> No
     for message, field in zip(messages, expected, strict=True):
         error = np.abs(message.values - field).max()
         assert error <= precision
-        # A bit less would not do: the step is the largest power of 2 that has this error.
+        # With one bit fewer the error would be too large: the step is the largest power of 2 with this error.
         assert np.ptp(field) / (2 ** (message.bitsPerValue - 1) - 1) > precision
 
 
@@ -264,15 +264,15 @@ def test_only_the_same_forecast_is_complete(tmp_path: Path) -> None:
 
 
 def test_killed_between_file_and_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of the replaced forecast must not stay beside the new file."""
+    """The index of the replaced forecast must not remain next to the new file."""
     open_writer(tmp_path).write(FIRST, random_fields(0))
     index = (tmp_path / f"{NAME}.json").read_bytes()
 
-    def killed(source: Path, target: Path) -> None:
+    def raise_interrupt(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
     writer = open_writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.io.grib.grib_format.flush_and_rename", killed)
+    monkeypatch.setattr("credit.forecast.io.grib.grib_format.flush_and_rename", raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         writer.write(FIRST, random_fields(1))
     monkeypatch.undo()
@@ -287,11 +287,11 @@ def test_temporary_files_of_a_process_killed_in_the_last_step_are_removed(
 ) -> None:
     """While messages are sorted, a second temporary file exists."""
 
-    def killed(*_: object) -> None:
+    def raise_interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     writer = open_writer(tmp_path, members=2)
-    monkeypatch.setattr("credit.forecast.io.grib.grib_format.os.replace", killed)
+    monkeypatch.setattr("credit.forecast.io.grib.grib_format.os.replace", raise_interrupt)
     # A killed process removes nothing.
     monkeypatch.setattr("credit.forecast.io.grib.grib_format._GribFile.discard", lambda self: None)
     with pytest.raises(KeyboardInterrupt):
@@ -310,10 +310,10 @@ def test_error_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     writer.put(FIRST, 0, fields[0])
     assert len(list(tmp_path.iterdir())) == 2
 
-    def full(*_: object) -> bytes:
+    def raise_disk_full(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("credit.forecast.io.grib.messages.MessageEncoder.encode", full)
+    monkeypatch.setattr("credit.forecast.io.grib.messages.MessageEncoder.encode", raise_disk_full)
     with pytest.raises(CreditError, match=r"forecast_2001-04-01T00_012h.grib2: cannot be written \(No space left"):
         writer.put(FIRST, 1, fields[1])
     assert not list(tmp_path.iterdir())
@@ -337,12 +337,12 @@ def test_cdo_reads_times_levels_and_values(tmp_path: Path) -> None:
     fields = random_fields()
     path = open_writer(tmp_path).write(FIRST, fields)
 
-    def cdo(*arguments: str) -> list[str]:
-        done = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)
-        return done.stdout.split()
+    def run_cdo(*arguments: str) -> list[str]:
+        process = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)
+        return process.stdout.split()
 
-    assert cdo("showtimestamp") == ["2001-04-01T06:00:00", "2001-04-01T12:00:00", "2001-04-02T00:00:00"]
-    assert cdo("showlevel", "-selname,t") == ["85000", "50000", "25000"]
-    assert {*cdo("showname")} == {"t", "u", "z", "2t", "sst", "tp"}
-    largest = float(cdo("output", "-fldmax", "-selname,2t", "-seltimestep,1")[0])
+    assert run_cdo("showtimestamp") == ["2001-04-01T06:00:00", "2001-04-01T12:00:00", "2001-04-02T00:00:00"]
+    assert run_cdo("showlevel", "-selname,t") == ["85000", "50000", "25000"]
+    assert {*run_cdo("showname")} == {"t", "u", "z", "2t", "sst", "tp"}
+    largest = float(run_cdo("output", "-fldmax", "-selname,2t", "-seltimestep,1")[0])
     assert largest == pytest.approx(fields[0, NAMES.index("t2m")].max(), abs=ERROR)

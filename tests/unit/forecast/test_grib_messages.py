@@ -25,11 +25,11 @@ from credit.physics.vertical import HybridLevels
 from tests.unit.analytic_reader import make_grid
 
 INITIAL = Calendar().parse("2001-04-01T00:00")
-# ecCodes has names of their own for winds at 100 m only for the centre ECMWF.
+# Only for the centre ECMWF, ecCodes has separate short names for winds at 100 m.
 SHORT_NAMES = {"100u": "u", "100v": "v"}
 
 
-def write(
+def write_forecast(
     folder: Path,
     variables: dict[str, dict[str, str]],
     levels: list[float] | None = None,
@@ -65,12 +65,12 @@ def read_keys(path: Path, *keys: str) -> list[tuple]:
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.short_name)
 def test_eccodes_knows_each_parameter_with_its_units(tmp_path: Path, parameter: GribParameter) -> None:
-    """Short names and units of ecCodes are the reference of the table."""
+    """The short names and units of ecCodes are the reference for the table of parameters."""
     attributes = {"units": parameter.sum_units or parameter.units}
     if parameter.sum_units is not None:
         attributes["temporal"] = "accumulate"
     levels = [500.0] if parameter.level_type is None else None
-    path = write(tmp_path, {parameter.short_name: attributes}, levels)
+    path = write_forecast(tmp_path, {parameter.short_name: attributes}, levels)
     ((short_name, units, level_type, level),) = read_keys(path, "shortName", "units", "typeOfLevel", "level")
     assert short_name == SHORT_NAMES.get(parameter.short_name, parameter.short_name)
     assert normalise_units(units) == normalise_units(attributes["units"])
@@ -100,7 +100,7 @@ def test_configured_numbers_are_written(tmp_path: Path) -> None:
     conf = {"parameters": {"Z500": {"parameter": "z", "level_type": "isobaricInhPa", "level": 500},
                            "cape": {"discipline": 0, "category": 7, "number": 6, "units": "J kg-1",
                                     "level_type": "entireAtmosphere"}}}  # fmt: skip
-    path = write(tmp_path, {"Z500": {"units": "m2 s-2"}, "cape": {"units": "m2 s-2"}}, conf=conf)
+    path = write_forecast(tmp_path, {"Z500": {"units": "m2 s-2"}, "cape": {"units": "m2 s-2"}}, conf=conf)
     assert read_keys(path, "shortName", "typeOfLevel", "level") == [
         ("z", "isobaricInhPa", 500),
         ("cape", "entireAtmosphere", 0),
@@ -146,7 +146,7 @@ def test_units_are_converted(units: str, target: str, expected: float) -> None:
 )  # fmt: skip
 def test_impossible_forecasts_are_refused(tmp_path: Path, variables: dict, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        write(tmp_path / "forecasts", variables, **options)
+        write_forecast(tmp_path / "forecasts", variables, **options)
     assert not list(tmp_path.rglob("*.grib2*"))
 
 
@@ -165,7 +165,7 @@ def test_impossible_forecasts_are_refused(tmp_path: Path, variables: dict, optio
 def test_eccodes_computes_the_coordinates_of_the_grid(
     tmp_path: Path, grid: LatLonGrid, grid_type: str, increment: float | None
 ) -> None:
-    path = write(tmp_path, {"t2m": {"units": "K"}}, grid=grid)
+    path = write_forecast(tmp_path, {"t2m": {"units": "K"}}, grid=grid)
     keys = ("gridType", "iDirectionIncrementGiven", "iScansNegatively", "jScansPositively", "shapeOfTheEarth")
     assert read_keys(path, *keys) == [(grid_type, int(increment is not None), 0, 0, 6)]
     with open(path, "rb") as file:
@@ -177,7 +177,7 @@ def test_eccodes_computes_the_coordinates_of_the_grid(
         eccodes.codes_release(handle)
     np.testing.assert_allclose(lat, np.broadcast_to(grid.lat[:, None], grid.shape), rtol=0, atol=2e-6)
     np.testing.assert_allclose(lon, np.broadcast_to(grid.lon, grid.shape), rtol=0, atol=2e-6)
-    # The reader of source files has its own way to the coordinates.
+    # The reader of source files computes the coordinates independently.
     dataset = open_grib(path, {})
     np.testing.assert_allclose(dataset["2t"]["latitude"], grid.lat, atol=2e-6)
     archive = open_forecasts(tmp_path)
@@ -189,7 +189,7 @@ def test_rows_of_other_grids_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="the 5 latitudes of the grid are neither equally spaced nor the latitudes of"
     ):
-        write(tmp_path, {"t2m": {"units": "K"}}, grid=grid)
+        write_forecast(tmp_path, {"t2m": {"units": "K"}}, grid=grid)
 
 
 def test_model_levels_have_numbers_and_coefficients(tmp_path: Path) -> None:
@@ -198,21 +198,21 @@ def test_model_levels_have_numbers_and_coefficients(tmp_path: Path) -> None:
     edges = [np.stack([half[:-1], half[1:]], axis=1) for half in (a, b)]
     model_levels = HybridLevels(np.arange(1.0, 5.0), edges[0].mean(axis=1), edges[1].mean(axis=1), *edges)
     options = {"levels": [2.0, 4.0], "level_units": "model_level", "model_levels": model_levels}
-    path = write(tmp_path / "coefficients", {"t": {"units": "K"}}, **options)
+    path = write_forecast(tmp_path / "coefficients", {"t": {"units": "K"}}, **options)
     assert read_keys(path, "typeOfLevel", "level", "NV") == [("hybrid", 2, 10), ("hybrid", 4, 10)]
     dataset = open_grib(path, {})
     np.testing.assert_allclose(dataset["hyai"], a, rtol=1e-6)
     np.testing.assert_allclose(dataset["hybi"], b, rtol=1e-6)
     assert open_forecasts(tmp_path / "coefficients").channel_names == ["t2", "t4"]
-    path = write(tmp_path / "numbers", {"t": {"units": "K"}}, levels=[2.0, 4.0], level_units="model_level")
+    path = write_forecast(tmp_path / "numbers", {"t": {"units": "K"}}, levels=[2.0, 4.0], level_units="model_level")
     assert read_keys(path, "typeOfLevel", "level", "PVPresent") == [("hybrid", 2, 0), ("hybrid", 4, 0)]
 
 
 def test_levels_in_pascal_and_above_1_hpa(tmp_path: Path) -> None:
-    path = write(tmp_path / "hPa", {"t": {"units": "K"}}, levels=[0.5, 850.0])
+    path = write_forecast(tmp_path / "hPa", {"t": {"units": "K"}}, levels=[0.5, 850.0])
     keys = ("typeOfFirstFixedSurface", "scaledValueOfFirstFixedSurface", "scaleFactorOfFirstFixedSurface")
     assert read_keys(path, *keys) == [("pl", 50, 0), ("pl", 85000, 0)]
-    path = write(tmp_path / "Pa", {"t": {"units": "K"}}, levels=[0.5, 85000.0], level_units="Pa")
+    path = write_forecast(tmp_path / "Pa", {"t": {"units": "K"}}, levels=[0.5, 85000.0], level_units="Pa")
     assert read_keys(path, *keys) == [("pl", 5, 1), ("pl", 85000, 0)]
 
 

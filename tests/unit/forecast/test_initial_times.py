@@ -20,11 +20,11 @@ from credit.forecast.initial_times import InitialTimes, choose_initial_times, fi
 @pytest.mark.parametrize("parts", [1, 2, 7, 30])
 def test_parts_are_an_exact_partition(count: int, parts: int) -> None:
     times = [60 * 24 * n for n in range(count)]
-    taken = [select_items_of_job(times, f"{k}/{parts}") for k in range(1, parts + 1)]
-    assert sorted(sum(taken, [])) == times
-    lengths = [len(part) for part in taken]
+    selected_parts = [select_items_of_job(times, f"{k}/{parts}") for k in range(1, parts + 1)]
+    assert sorted(sum(selected_parts, [])) == times
+    lengths = [len(part) for part in selected_parts]
     assert max(lengths) - min(lengths) <= 1
-    assert all(part == sorted(part) for part in taken)
+    assert all(part == sorted(part) for part in selected_parts)
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/3 ", ""])
@@ -36,7 +36,7 @@ def test_invalid_parts_are_refused(part: str) -> None:
 @pytest.mark.parametrize(("members", "batch_size", "sizes"), [(1, 3, [3, 3, 1]), (2, 5, [2, 2, 2, 1]), (9, 4, [1] * 7)])
 def test_groups_fill_batches(members: int, batch_size: int, sizes: list[int]) -> None:
     groups = group_initial_times(range(7), members, batch_size)
-    assert [len(own) for own in groups] == sizes and sum(groups, []) == list(range(7))
+    assert [len(group) for group in groups] == sizes and sum(groups, []) == list(range(7))
     assert sorted(sum((select_round_robin(groups, rank, 3) for rank in range(3)), [])) == groups
 
 
@@ -48,17 +48,17 @@ TIMES = np.arange(TEST.first - DAY, TEST.last + 1, 360)  # the data begin a day 
 SPLIT_YEARS = {"train": 1990, "valid": 1995, "test": 2001}
 
 
-def _choose(conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, **sst: str) -> list[int]:
-    return _find(conf, times, history_len, **sst).minutes
+def _choose_minutes(conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, **sst: str) -> list[int]:
+    return _find_times(conf, times, history_len, **sst).minutes
 
 
-def _find(
+def _find_times(
     conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, test: Split = TEST, **sst: str
 ) -> InitialTimes:
-    return find_initial_times(conf, _data(history_len, **sst), times, CALENDAR, test)
+    return find_initial_times(conf, _build_data_config(history_len, **sst), times, CALENDAR, test)
 
 
-def _data(history_len: int = 1, **sst: str) -> DataConfig:
+def _build_data_config(history_len: int = 1, **sst: str) -> DataConfig:
     return DataConfig(
         sources=[{"path": "none.nc"}],
         variables={"prognostic": {"vars_2D": ["t2m"]}, "dynamic_forcing": {"vars_2D": ["sst"]}},
@@ -72,7 +72,7 @@ def _data(history_len: int = 1, **sst: str) -> DataConfig:
     ("ensemble", "first_day"),
     [
         (None, 0),
-        ({"members": 3, "lagged": "6h"}, 0),  # 12 h before, and the frame before that
+        ({"members": 3, "lagged": "6h"}, 0),  # analyses up to 12 h earlier, each with a frame before it
         ({"members": 3, "lagged": "24h"}, 2),
         ({"members": 2, "perturbation": {"kind": "bred", "cycles": 3, "cycle": "24h"}}, 3),
         ({"members": 2, "perturbation": {"kind": "correlated"}}, 0),
@@ -80,13 +80,13 @@ def _data(history_len: int = 1, **sst: str) -> DataConfig:
 )
 def test_analyses_of_an_ensemble_must_be_in_the_data(ensemble: dict | None, first_day: int) -> None:
     conf = InferenceConfig(lead_time="24h", ensemble=ensemble)
-    chosen = _choose(conf, history_len=2)
-    assert chosen[0] == TEST.first + (first_day or 1) * DAY  # the first frame of the period has none before it
+    chosen = _choose_minutes(conf, history_len=2)
+    assert chosen[0] == TEST.first + (first_day or 1) * DAY  # the first time of the period has no earlier frame in it
     assert chosen[-1] == TEST.last - DAY
     if first_day:
         named = conf.model_copy(update={"initial_times": ["2001-01-02"]})
         with pytest.raises(DataError, match="2001-01-02T00:00 needs the fields of 2000-12-3"):
-            _choose(named, history_len=2)
+            _choose_minutes(named, history_len=2)
 
 
 PERIOD = "data.splits.test 2001-01-01T00:00..2001-01-10T00:00"
@@ -94,36 +94,38 @@ ENDS = "1 whose inference.lead_time 24h ends after the period"
 
 
 def test_message_gives_reasons_for_skipped_times(caplog: pytest.LogCaptureFixture) -> None:
-    """10 days are asked for; the last has its truth after the period, which is no fault of the data."""
+    """The config selects 10 days. The truth of the last one lies after the period, so no data are missing."""
     conf = InferenceConfig(lead_time="24h")
-    found = _find(conf)
-    assert (len(found.minutes), found.has_missing_data) == (9, False)
-    assert found.skip_message == f"inference.initial_times: 1 of 10 times are skipped: {ENDS}; {PERIOD}"
-    whole = _find(conf.model_copy(update={"initial_times": ["2001-01-02"]}))
-    assert whole.skip_message == "" and not whole.has_missing_data
-    # the data end with day 5, and have a hole on day 2 from 06 to 12 UTC
+    initial_times = _find_times(conf)
+    assert (len(initial_times.minutes), initial_times.has_missing_data) == (9, False)
+    assert initial_times.skip_message == f"inference.initial_times: 1 of 10 times are skipped: {ENDS}; {PERIOD}"
+    single_time = _find_times(conf.model_copy(update={"initial_times": ["2001-01-02"]}))
+    assert single_time.skip_message == "" and not single_time.has_missing_data
+    # The data end at 00 UTC of day 5 and lack 06 UTC of day 2.
     times = TIMES[(TEST.first + DAY + 720 <= TIMES) & (TEST.first + 4 * DAY >= TIMES) | (TEST.first + DAY >= TIMES)]
-    found = _find(conf, times)
-    assert found.minutes == [TEST.first + day * DAY for day in (0, 2, 3)] and found.has_missing_data
-    assert found.skip_message == (
+    initial_times = _find_times(conf, times)
+    assert initial_times.minutes == [TEST.first + day * DAY for day in (0, 2, 3)] and initial_times.has_missing_data
+    assert initial_times.skip_message == (
         "inference.initial_times: 7 of 10 times are skipped: 2 without truth at every step of "
         "inference.lead_time 24h, 5 that are not in the data; "
         f"{PERIOD}: the data cover 2001-01-01T00:00 to 2001-01-05T00:00 of this period"
     )
-    found = _find(conf.model_copy(update={"initial_times": InitialTimesConfig(start="2000-12-30")}), history_len=2)
-    assert found.skip_message.startswith(
+    initial_times = _find_times(
+        conf.model_copy(update={"initial_times": InitialTimesConfig(start="2000-12-30")}), history_len=2
+    )
+    assert initial_times.skip_message.startswith(
         "inference.initial_times: 4 of 12 times are skipped: 2 before the period, 1 without all 2 input frames in the "
     )
     bred = {"members": 2, "perturbation": {"kind": "bred", "cycles": 3, "cycle": "24h"}}
-    found = _find(InferenceConfig(lead_time="24h", ensemble=bred))
-    assert "2 without the earlier analyses (up to 72h) that inference.ensemble needs" in found.skip_message
+    initial_times = _find_times(InferenceConfig(lead_time="24h", ensemble=bred))
+    assert "2 without the earlier analyses (up to 72h) that inference.ensemble needs" in initial_times.skip_message
     for times, level in ((TIMES, "INFO"), (TIMES[:20], "WARNING")):
         caplog.clear()
         with caplog.at_level("INFO"):
-            minutes = choose_initial_times(conf, _data(), times, CALENDAR, TEST)
-        assert minutes == _choose(conf, times)
-        assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-            (level, _find(conf, times).skip_message)
+            minutes = choose_initial_times(conf, _build_data_config(), times, CALENDAR, TEST)
+        assert minutes == _choose_minutes(conf, times)
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            (level, _find_times(conf, times).skip_message)
         ]
 
 
@@ -138,23 +140,23 @@ def test_message_gives_reasons_for_skipped_times(caplog: pytest.LogCaptureFixtur
     ],
 )  # fmt: skip
 def test_no_possible_time_is_an_error(conf: dict, test: Split, words: str) -> None:
-    """The way out is that of what keeps most of the times away."""
-    with pytest.raises(DataError, match=f"^data.splits.test .*: no forecast can begin .*{words}") as caught:
-        _find(InferenceConfig(**conf), test=test)
-    assert "the data have 2000-12-31T00:00..2001-01-10T00:00; " in str(caught.value)
+    """The message suggests a remedy for the most frequent reason."""
+    with pytest.raises(DataError, match=f"^data.splits.test .*: no forecast can begin .*{words}") as error_info:
+        _find_times(InferenceConfig(**conf), test=test)
+    assert "the data have 2000-12-31T00:00..2001-01-10T00:00; " in str(error_info.value)
 
 
 def test_range_after_the_test_period_is_refused() -> None:
-    late = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-11"))
+    conf = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-11"))
     with pytest.raises(ConfigError, match=r"initial_times.start: 2001-01-11 is after data.splits.test .*; set .*end"):
-        _find(late)
+        _find_times(conf)
 
 
 def test_named_times_that_the_data_lack_are_counted() -> None:
-    ranged = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-08", end="2001-01-14"))
-    words = r"2001-01-11T00:00, which are not in the data; 3 others of 7 .*; the data have 2000-12-31T00:00\.\."
-    with pytest.raises(DataError, match=rf"2001-01-11T00:00 needs the fields of {words}"):
-        _find(ranged)
+    conf = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-08", end="2001-01-14"))
+    message = r"2001-01-11T00:00, which are not in the data; 3 others of 7 .*; the data have 2000-12-31T00:00\.\."
+    with pytest.raises(DataError, match=rf"2001-01-11T00:00 needs the fields of {message}"):
+        _find_times(conf)
 
 
 def test_lead_times_to_write() -> None:
@@ -164,24 +166,24 @@ def test_lead_times_to_write() -> None:
 
 
 def test_latest_is_the_last_time_with_all_frames() -> None:
-    """A hole before the last time: with two input frames the last is the one before the hole."""
+    """The last time but one is missing. With two input frames, the latest initial time is the one before this gap."""
     conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
-    assert _choose(conf, times) == [times[-1]]
-    assert _find(conf, times).skip_message == ""
-    found = _find(conf, times, history_len=2)
-    assert found.minutes == [times[-2]] and found.has_missing_data
+    assert _choose_minutes(conf, times) == [times[-1]]
+    assert _find_times(conf, times).skip_message == ""
+    initial_times = _find_times(conf, times, history_len=2)
+    assert initial_times.minutes == [times[-2]] and initial_times.has_missing_data
     last, lacking = (CALENDAR.format(minutes) for minutes in (TIMES[-1], TIMES[-2]))
     assert (
         f"not at the last time of the data, {last}, because the data do not contain the input frame {lacking}"
-        in found.skip_message
+        in initial_times.skip_message
     )
     with pytest.raises(DataError, match="latest: no time of the data has all input frames of a forecast, .* last 6h"):
-        _choose(conf, TIMES[:1], history_len=2)
+        _choose_minutes(conf, TIMES[:1], history_len=2)
 
 
 def test_named_times_are_sorted() -> None:
-    wanted = ["2001-01-03", "2001-01-01", "2001-01-02T06:00"]
-    chosen = _choose(InferenceConfig(initial_times=wanted))
+    named = ["2001-01-03", "2001-01-01", "2001-01-02T06:00"]
+    chosen = _choose_minutes(InferenceConfig(initial_times=named))
     assert chosen == [TEST.first, TEST.first + DAY + 360, TEST.first + 2 * DAY]
 
 
@@ -192,7 +194,7 @@ def test_named_times_are_sorted() -> None:
 )  # fmt: skip
 def test_invalid_lists_are_refused(wanted: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        _choose(InferenceConfig(initial_times=wanted))
+        _choose_minutes(InferenceConfig(initial_times=wanted))
 
 
 @pytest.mark.parametrize(
@@ -200,16 +202,16 @@ def test_invalid_lists_are_refused(wanted: list[str], problem: str) -> None:
     [({}, "24h"), ({"temporal": "mean"}, "24h"), ({"temporal": "mean", "window": "next"}, "18h")],
 )
 def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> None:
-    """The last step begins 6 h before the lead time; a window that ends later needs the time of its end."""
+    """The last step begins 6 h before the last lead time; a window that ends later needs the time of its end."""
     end = TEST.last - TEST.last % 360
     named = [CALENDAR.format(end - 18 * 60)]
-    assert _choose(InferenceConfig(initial_times=named, lead_time=lead_time), in_forecast="observed", **forcing)
-    for wanted, lead in (("latest", "12h"), (named, "30h")):
-        conf = InferenceConfig(initial_times=wanted, lead_time=lead)
-        assert _choose(conf, in_forecast="persist", **forcing)
+    assert _choose_minutes(InferenceConfig(initial_times=named, lead_time=lead_time), in_forecast="observed", **forcing)
+    for initial_times, lead in (("latest", "12h"), (named, "30h")):
+        conf = InferenceConfig(initial_times=initial_times, lead_time=lead)
+        assert _choose_minutes(conf, in_forecast="persist", **forcing)
         with pytest.raises(DataError, match=r"initial_times: the forecast from .* needs sst \(in_forecast: observed\)"
                            " at 2001-01-10T06:00.* data.variable_options.sst.in_forecast: persist"):  # fmt: skip
-            _choose(conf, in_forecast="observed", **forcing)
+            _choose_minutes(conf, in_forecast="observed", **forcing)
 
 
 def test_observed_forcing_is_needed_from_the_first_analysis_on() -> None:
@@ -217,4 +219,4 @@ def test_observed_forcing_is_needed_from_the_first_analysis_on() -> None:
     hole = CALENDAR.parse("2001-01-04T12:00")
     for forcing, problem in (("persist", None), ("observed", r"needs sst \(in_forecast: observed\) at 2001-01-04T12")):
         with pytest.raises(DataError, match=problem) if problem else nullcontext():
-            _find(conf, TIMES[hole != TIMES], in_forecast=forcing)
+            _find_times(conf, TIMES[hole != TIMES], in_forecast=forcing)

@@ -1,4 +1,4 @@
-"""Noise inside the network in forecasts: members differ, the control has none, batches do not matter."""
+"""Noise inside the network in forecasts: members differ, the control has no noise, and batches have no effect."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ STARTS = [ForecastStart(minutes, member, minutes) for minutes in (0, 1440) for m
 CPU = torch.device("cpu")
 
 
-def draw(starts: list[ForecastStart], control: bool, pairs: bool = False, amplitude: float = 1.0) -> torch.Tensor:
-    """Return the noise of three steps, (steps, B, K): global noise, a cell of noise of the cells, and the seeds."""
+def draw_noise(starts: list[ForecastStart], control: bool, pairs: bool = False, amplitude: float = 1.0) -> torch.Tensor:
+    """Return the noise of three steps, (steps, B, K): global noise, one cell of cell and spherical noise, and seeds."""
     noise_use = {"pairs": pairs, "amplitude": amplitude}
     conf = EnsembleConfig(members=3, control=control, seed=5, model_noise=noise_use)
     conditions = build_model_noise(conf, SPEC, SECTION)(starts, CPU)
@@ -43,7 +43,7 @@ def draw(starts: list[ForecastStart], control: bool, pairs: bool = False, amplit
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("control", [False, True])
 def test_members_differ_and_the_control_has_no_noise(control: bool, pairs: bool) -> None:
-    noise_SBK = draw(STARTS, control, pairs)
+    noise_SBK = draw_noise(STARTS, control, pairs)
     for first, second in itertools.combinations(range(len(STARTS)), 2):
         both_controls = control and STARTS[first].member == STARTS[second].member == 0
         assert torch.equal(noise_SBK[:, first], noise_SBK[:, second]) == both_controls
@@ -56,30 +56,30 @@ def test_members_of_a_pair_have_opposite_noise(control: bool) -> None:
     """The noise of dropout, the last column here, is a seed, which has no opposite."""
     members = range(5) if control else range(4)
     starts = [ForecastStart(1440, member, 1440) for member in members]
-    noise_SBK = draw(starts, control, pairs=True)[:, int(control) :]
+    noise_SBK = draw_noise(starts, control, pairs=True)[:, int(control) :]
     scaled_SBK = noise_SBK[..., :-1]
     assert torch.equal(scaled_SBK[:, 0], -scaled_SBK[:, 1]) and torch.equal(scaled_SBK[:, 2], -scaled_SBK[:, 3])
     assert not torch.equal(scaled_SBK[:, 0].abs(), scaled_SBK[:, 2].abs())
     assert len(set(noise_SBK[0, :, -1].tolist())) == 4
-    assert torch.equal(draw(starts, control)[:, int(control)], noise_SBK[:, 0]), (
+    assert torch.equal(draw_noise(starts, control)[:, int(control)], noise_SBK[:, 0]), (
         "the first of a pair is as without pairs"
     )
 
 
 def test_amplitude_multiplies_all_noise_but_that_of_dropout() -> None:
-    noise_SBK, doubled_SBK = draw(STARTS, control=False), draw(STARTS, control=False, amplitude=2.0)
+    noise_SBK, doubled_SBK = draw_noise(STARTS, control=False), draw_noise(STARTS, control=False, amplitude=2.0)
     assert torch.equal(doubled_SBK[..., :-1], 2 * noise_SBK[..., :-1])
     assert torch.equal(doubled_SBK[..., -1], noise_SBK[..., -1])
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_noise_does_not_depend_on_the_batch(pairs: bool) -> None:
-    together = draw(STARTS, control=True, pairs=pairs)
+    batch_noise = draw_noise(STARTS, control=True, pairs=pairs)
     for index, start in enumerate(STARTS):
-        assert torch.equal(draw([start], control=True, pairs=pairs)[:, 0], together[:, index])
+        assert torch.equal(draw_noise([start], control=True, pairs=pairs)[:, 0], batch_noise[:, index])
 
 
-def test_single_forecasts_and_plain_networks_have_none() -> None:
+def test_single_forecasts_and_plain_networks_have_no_noise() -> None:
     assert build_model_noise(None, SPEC, SECTION) is None
     plain = WXFormerSection.model_validate({"type": "wxformer"})
     assert build_model_noise(EnsembleConfig(members=2), SPEC, plain) is None
@@ -97,7 +97,7 @@ def test_an_ensemble_of_a_network_without_noise() -> None:
 
 
 def test_config_of_an_ensemble(repository: Path) -> None:
-    """Noise in the network is enough for an ensemble of forecasts, which has no control then."""
+    """Noise in the network suffices for an ensemble of forecasts. By default, this ensemble has no control."""
     config = load_config(str(repository / "config" / "quickstart.yml"))
     raw = config.model_dump(mode="json", exclude_unset=True)
     raw["inference"] = {**raw.get("inference", {}), "ensemble": {"members": 4}}

@@ -1,4 +1,4 @@
-"""Forecasts made while they are read, against the outputs of their batches."""
+"""Forecasts that are computed while they are read, compared with the outputs of their batches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GRID = make_grid(4, 8)
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m", "tp"]}}, [])
 
 
-class Runs:
-    """Stands for a network; keeps what was asked of it."""
+class RecordedNetwork:
+    """Replacement for a network that records the requested batches and counts the steps."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[list[ForecastStart], int]] = []
@@ -40,8 +40,8 @@ class Runs:
             yield torch.stack([times, member], dim=1)[:, :, None, None].expand(-1, -1, *GRID.shape)
 
 
-def online(
-    runs: Runs,
+def build_online_forecasts(
+    network: RecordedNetwork,
     members: int | None = None,
     lag: int = 0,
     batch_size: int = 2,
@@ -53,7 +53,7 @@ def online(
         fields = diagnostics.output_fields(GRID, Calendar())
     batching = ForecastBatching(batch_size, members, lag)
     return OnlineForecasts(
-        runs, fields, [0, 1440, 2880], [720, 1440], batching, origin=Path("checkpoint"),
+        network, fields, [0, 1440, 2880], [720, 1440], batching, origin=Path("checkpoint"),
         attributes={"parameters": 7}, diagnostics=diagnostics,
     )  # fmt: skip
 
@@ -69,26 +69,26 @@ def read_all(forecasts: OnlineForecasts, groups: list[list[int]]) -> dict[tuple[
 
 
 def test_each_batch_runs_once_up_to_the_last_read_lead() -> None:
-    runs = Runs()
-    forecasts = online(runs)
+    network = RecordedNetwork()
+    forecasts = build_online_forecasts(network)
     assert forecasts.initial_time_groups() == [[0, 1440], [2880]]
     for (initial, lead), fields in read_all(forecasts, forecasts.initial_time_groups()).items():
         assert fields.shape == (1, 2, *GRID.shape) and (fields[0, 0] == initial + lead).all()
-    assert [([start.initial_minutes for start in batch], steps) for batch, steps in runs.batches] == [
+    assert [([start.initial_minutes for start in batch], steps) for batch, steps in network.batches] == [
         ([0, 1440], 4),
         ([2880], 4),
     ]
-    runs = Runs()
-    online(runs).read_members(2880, 0)
-    assert runs.steps == 2
+    network = RecordedNetwork()
+    build_online_forecasts(network).read_members(2880, 0)
+    assert network.steps == 2
 
 
 def test_batches_do_not_depend_on_the_times_that_are_read() -> None:
-    """An initial time that is not scored is forecast all the same, and nothing of it is kept."""
-    runs = Runs()
-    forecasts = online(runs)
+    """An initial time that is not read is also forecast; only its fields at the last lead time are still pending."""
+    network = RecordedNetwork()
+    forecasts = build_online_forecasts(network)
     read_all(forecasts, [[1440]])
-    assert [start.initial_minutes for start in runs.batches[0][0]] == [0, 1440]
+    assert [start.initial_minutes for start in network.batches[0][0]] == [0, 1440]
     assert set(forecasts._pending) == {(0, 1440)}
 
 
@@ -96,7 +96,7 @@ def test_batches_do_not_depend_on_the_times_that_are_read() -> None:
 @pytest.mark.parametrize("lag", [0, 720])
 def test_members(batch_size: int, lag: int) -> None:
     """Lagged members reach a lead time at different steps, of one batch or of several."""
-    forecasts = online(Runs(), members=3, lag=lag, batch_size=batch_size)
+    forecasts = build_online_forecasts(RecordedNetwork(), members=3, lag=lag, batch_size=batch_size)
     for (initial, lead), fields in read_all(forecasts, forecasts.initial_time_groups()).items():
         assert fields.shape == (3, 2, *GRID.shape)
         assert (fields[:, 0] == initial + lead).all()
@@ -105,36 +105,38 @@ def test_members(batch_size: int, lag: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_sums_include_all_steps(batch_size: int) -> None:
-    """Also of lagged members, whose first steps lie before the initial time, and of those that nobody reads."""
+    """The sums also include steps that are not read, and steps of lagged members before the initial time."""
     data = DataConfig.model_validate({
         "sources": [{"path": "x.nc"}], "levels": [],
         "variables": {"prognostic": {"vars_2D": ["t2m", "tp"]}}, "variable_options": {"tp": {"temporal": "accumulate"}},
         "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
     })  # fmt: skip
     conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})
-    known = {**ATTRIBUTES, "tp": {**ATTRIBUTES["tp"], "temporal": "accumulate"}}
+    variable_attributes = {**ATTRIBUTES, "tp": {**ATTRIBUTES["tp"], "temporal": "accumulate"}}
     mask = np.arange(32).reshape(GRID.shape) > 28
     diagnostics = OutputDiagnostics(
-        conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440, {"tp": mask}
+        conf, data, CHANNELS, variable_attributes, np.zeros((0, *GRID.shape), np.float32), 1440, {"tp": mask}
     )
-    forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, diagnostics=diagnostics)
+    forecasts = build_online_forecasts(
+        RecordedNetwork(), members=3, lag=720, batch_size=batch_size, diagnostics=diagnostics
+    )
     assert forecasts.channel_names == ["t2m", "tp", "total"]
     forecasts.join_collectives([720])
     for (_, lead), fields in read_all(forecasts, forecasts.initial_time_groups()).items():
-        # a member's number at each step
+        # At each step, the field of `tp` has the number of the member.
         assert fields[:, 2, 0, 0].tolist() == [lead // STEP * member for member in range(3)]
-        # as in files
+        # Masked cells are missing, as in forecast files.
         assert np.isnan(fields[:, 1:, mask]).all() and np.isfinite(fields[:, 0]).all()
 
 
 def test_joining_collectives_takes_as_many_steps() -> None:
-    scored, idle = Runs(), Runs()
-    read_all(online(scored, members=3), [[1440]])
-    online(idle, members=3).join_collectives([720, 1440])
+    scored, idle = RecordedNetwork(), RecordedNetwork()
+    read_all(build_online_forecasts(scored, members=3), [[1440]])
+    build_online_forecasts(idle, members=3).join_collectives([720, 1440])
     assert idle.steps == scored.steps == 2 * 4  # two batches
 
 
 def test_channel_names_and_units() -> None:
-    forecasts = online(Runs())
+    forecasts = build_online_forecasts(RecordedNetwork())
     assert forecasts.channel_names == ["t2m", "tp"] and forecasts.members is None
     assert forecasts.units == {name: ATTRIBUTES[name]["units"] for name in ("t2m", "tp")}

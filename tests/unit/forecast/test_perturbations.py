@@ -1,4 +1,4 @@
-"""Tests of ensembles: perturbations of the initial state, lagged members, dropout, and their description."""
+"""Ensembles: perturbations of the initial state, lagged members, dropout, and their description."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import fake_process_group
 from credit.parallel.tensor.dropout import RankRandomState
 from tests.unit.analytic_reader import make_grid
-from tests.unit.forecast.clamps import clamp_chain
-from tests.unit.forecast.test_stepper import CHANNELS, TENDENCY, normalizer
+from tests.unit.forecast.clamps import build_clamp_chain
+from tests.unit.forecast.test_stepper import CHANNELS, TENDENCY, build_normalizer
 
 STEP = 360
 GRID = make_grid(16, 32)
@@ -38,12 +38,12 @@ class Growth(nn.Module):
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         state = x_BCTHW[:, :2, -1:]
-        scale = normalizer().tendency_scale_C[None, :, None, None, None]
+        scale = build_normalizer().tendency_scale_C[None, :, None, None, None]
         change = torch.tensor([2.0, 0.5])[None, :, None, None, None] * state / scale
         return torch.cat([change, torch.zeros_like(state[:, :1])], dim=1)
 
 
-class Still:
+class ConstantFrames:
     """Frames in which every field is 0 in normalised units."""
 
     def prognostic(self, minutes: int) -> np.ndarray:
@@ -56,14 +56,16 @@ class Still:
 def make_stepper(model: nn.Module, minimum: list[float] | None = None, grid: LatLonGrid = GRID) -> Stepper:
     valid = torch.ones(2, *grid.shape, dtype=torch.bool)
     valid[1, 3, 5] = False
-    clamps = clamp_chain(CHANNELS, normalizer(), minimum)
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, valid, postprocess=clamps)
+    clamps = build_clamp_chain(CHANNELS, build_normalizer(), minimum)
+    return Stepper(model, CHANNELS, build_normalizer(), torch.ones(1, *grid.shape), True, valid, postprocess=clamps)
 
 
-def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module | None = None, **options) -> np.ndarray:
-    """Return the perturbed states in physical units, (B, C, H, W), of a world that is 10 and -5 everywhere."""
+def compute_perturbations(
+    conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module | None = None, **options
+) -> np.ndarray:
+    """Return the perturbations in physical units, (B, C, H, W), of a state that is 10 and -5 everywhere."""
     stepper = make_stepper(model or Growth(), **options)
-    perturb = build_perturbation(conf, stepper, ForecastInputs(Still(), STEP, 1), GRID)
+    perturb = build_perturbation(conf, stepper, ForecastInputs(ConstantFrames(), STEP, 1), GRID)
     state = perturb(starts, torch.zeros(len(starts), 2, 1, *GRID.shape))
     return stepper.normalizer.decode(state[:, :, 0], "prognostic").numpy() - np.array([10.0, -5.0])[:, None, None]
 
@@ -71,7 +73,7 @@ def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module |
 @pytest.mark.parametrize("kind", ["gaussian", "correlated"])
 def test_noise_has_the_configured_amplitude(kind: str) -> None:
     conf = EnsembleConfig(members=61, perturbation=GaussianOrBredSection(kind=kind, amplitude=0.5, length=2000))
-    perturbed = states(conf, build_starts([0], 61))
+    perturbed = compute_perturbations(conf, build_starts([0], 61))
     assert np.abs(perturbed[0]).max() < 1e-5, "the control starts from the analysis"
     expected = 0.5 * np.array(TENDENCY[:2])
     # 30 independent fields, of which the correlated ones have some dozens of degrees of freedom each
@@ -85,17 +87,19 @@ def test_noise_has_the_configured_amplitude(kind: str) -> None:
 def test_a_member_does_not_depend_on_its_batch() -> None:
     conf = EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False)
     starts = build_starts([0, 1440], 4)
-    together = states(conf, starts)
-    separate = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
-    np.testing.assert_array_equal(together, separate)
-    assert len({row.tobytes() for row in together}) == 8
-    other = states(EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False, seed=1), starts)
-    assert np.abs(other - together).max() > 0.01
+    batch_perturbations = compute_perturbations(conf, starts)
+    separate = np.concatenate([compute_perturbations(conf, [start]) for start in reversed(starts)])[::-1]
+    np.testing.assert_array_equal(batch_perturbations, separate)
+    assert len({row.tobytes() for row in batch_perturbations}) == 8
+    other_seed = compute_perturbations(
+        EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False, seed=1), starts
+    )
+    assert np.abs(other_seed - batch_perturbations).max() > 0.01
 
 
 def test_minimum_holds() -> None:
     conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="gaussian", amplitude=3.0))
-    perturbed = states(conf, build_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
+    perturbed = compute_perturbations(conf, build_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
     assert perturbed[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and perturbed[:, 0].max() > 0.5
 
 
@@ -103,10 +107,10 @@ def test_bred_vectors_follow_the_fastest_growth() -> None:
     """After five cycles of two steps, the faster channel has grown 2^10 times as much as the other."""
     section = GaussianOrBredSection(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
     conf = EnsembleConfig(members=3, perturbation=section)
-    perturbed = states(conf, build_starts([0], 3))[1:] / np.array(TENDENCY[:2])[:, None, None]
+    perturbed = compute_perturbations(conf, build_starts([0], 3))[1:] / np.array(TENDENCY[:2])[:, None, None]
     area = GRID.area_weights() / GRID.area_weights().sum()
     size = np.sqrt((perturbed**2 * area).sum(axis=(2, 3)))
-    # the mean is over both channels, of which one has nearly all of it
+    # The amplitude is a mean over both channels, and the first channel has nearly all of the perturbation.
     np.testing.assert_allclose(size[:, 0], 0.2 * np.sqrt(2), rtol=1e-3)
     assert (size[:, 1] < 0.01 * size[:, 0]).all()
 
@@ -115,8 +119,8 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
     starts = build_starts([1440], 3, lag_minutes=720)
     assert [start.analysis_minutes for start in starts] == [1440, 720, 0]
 
-    class Clockwork(Still):
-        """The first channel is the time."""
+    class TimeFrames(ConstantFrames):
+        """Frames whose first channel is the time in minutes."""
 
         def prognostic(self, minutes: int) -> np.ndarray:
             fields = super().prognostic(minutes)
@@ -124,38 +128,38 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
             return fields
 
         def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
-            # what is observed ends where the last lead time's step begins, of members with a shorter lag, too
+            # The step to the last lead time begins at 1440. Members with a shorter lag continue with this forcing.
             assert minutes <= 1440
             return super().forcing(minutes, initial)
 
-    class Forward(nn.Module):
-        """Adds a step to the first channel."""
+    class TimeStep(nn.Module):
+        """Network that adds one time step to the first channel."""
 
         def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
             change = torch.zeros(len(x_BCTHW), 3, 1, *GRID.shape)
             change[:, 0] = STEP / TENDENCY[0]
             return change
 
-    inputs = ForecastInputs(Clockwork(), STEP, 1)
-    outputs = list(forecast_batch(make_stepper(Forward()), inputs, starts, 5))
+    inputs = ForecastInputs(TimeFrames(), STEP, 1)
+    outputs = list(forecast_batch(make_stepper(TimeStep()), inputs, starts, 5))
     for step, output in enumerate(outputs, start=1):
         valid = [start.analysis_minutes + step * STEP for start in starts]
         np.testing.assert_allclose(output[:, 0, 0, 0], valid, rtol=1e-5)
 
 
 def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an ensemble as in training, although the layers themselves are not in training there."""
-    entered: list[int] = []
-    monkeypatch.setattr(RankRandomState, "enter", lambda *_: entered.append(1))
+    """This holds in an ensemble as in training, although the layers are in evaluation mode in an ensemble."""
+    enter_calls: list[int] = []
+    monkeypatch.setattr(RankRandomState, "enter", lambda *_: enter_calls.append(1))
     with fake_process_group(2), torch.no_grad():
         mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 2), 0, "cpu")
         model = WXFormer.from_kwargs(**SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()
         parallelize(model, mesh.device_mesh, shard=False)
         model(torch.randn(1, 4, 1, 16, 32))
-        assert not entered
+        assert not enter_calls
         enable_dropout(model)
         model(torch.randn(1, 4, 1, 16, 32))
-    assert len(entered) == 16, "four parts of each of four layers"
+    assert len(enter_calls) == 16, "four parts of each of four layers"
 
 
 @pytest.mark.parametrize("rates", [{"attn_dropout": 0.2}, {"ff_dropout": 0.1}], ids=str)
@@ -176,7 +180,7 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
         enable_dropout(WXFormer.from_kwargs(**SMALL))
 
 
-def test_messages() -> None:
+def test_description_of_an_ensemble() -> None:
     assert not EnsembleConfig(members=3).has_added_spread
     section = GaussianOrBredSection(kind="bred", cycle="8h")
     conf = EnsembleConfig(members=3, perturbation=section, dropout=True, stochastic=SPPTSection())
@@ -202,10 +206,10 @@ def test_ensembles_that_differ_are_described_differently() -> None:
 
 
 def test_perturbation_that_needs_whole_fields_is_refused_on_divided_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin's perturbation works on this rank's part of the fields only if it says so."""
+    """A plugin's perturbation works on this rank's part of the fields only if it declares this."""
     monkeypatch.setattr("credit.forecast.ensemble.perturbations.GaussianPerturbation.supports_domain", False)
     conf = EnsembleConfig(members=2, perturbation=GaussianOrBredSection(kind="gaussian"))
     stepper = make_stepper(Growth())
     stepper.domain = object()
     with pytest.raises(ConfigError, match="gaussian does not declare.*set inference.parallelism.domain to 1"):
-        build_perturbation(conf, stepper, ForecastInputs(Still(), STEP, 1), GRID)
+        build_perturbation(conf, stepper, ForecastInputs(ConstantFrames(), STEP, 1), GRID)

@@ -40,28 +40,28 @@ SUMS = ChannelMap.build(
 )
 
 
-def stop_after(number: int) -> Callable[[Path, Path], None]:
-    """Return what renames that many files of a store in the making, and is then interrupted."""
-    replace, done = os.replace, []
+def interrupt_after(number: int) -> Callable[[Path, Path], None]:
+    """Return a replacement of `os.replace` that is interrupted after moving `number` files from a temporary store."""
+    replace, moved = os.replace, []
 
     def rename(source: Path, target: Path) -> None:
         if ".zarr.part." in str(source) and ".zarr.part." not in str(target):
-            if len(done) == number:
+            if len(moved) == number:
                 raise KeyboardInterrupt
-            done.append(target)
+            moved.append(target)
         replace(source, target)
 
     return rename
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_bounds_have_the_window_of_each_sum(tmp_path: Path, format: str) -> None:
-    known = {**ATTRIBUTES, "tp24": ATTRIBUTES["tp"], "total": ATTRIBUTES["tp"]}
-    fields = OutputFields(SUMS, GRID, Calendar(), known, 360, windows={"tp24": 1440, "total": 0})
+    attributes = {**ATTRIBUTES, "tp24": ATTRIBUTES["tp"], "total": ATTRIBUTES["tp"]}
+    fields = OutputFields(SUMS, GRID, Calendar(), attributes, 360, windows={"tp24": 1440, "total": 0})
     writer = ForecastWriter(tmp_path, fields, LEADS, [FIRST], OutputOptions(format=format))
     path = writer.write(FIRST, np.ones((3, 4, *GRID.shape), dtype=np.float32))
     opened = xr.open_dataset(path) if format == "netcdf" else xr.open_zarr(path, consolidated=False)
@@ -70,19 +70,19 @@ def test_bounds_have_the_window_of_each_sum(tmp_path: Path, format: str) -> None
         valid = "time" if format == "netcdf" else "valid_time"
         assert "bounds" not in {**dataset[valid].attrs, **dataset[valid].encoding}
         for name, hours in widths.items():
-            (own,) = [c for c in dataset[name].encoding["coordinates"].split() if c.startswith(f"{valid}_")]
-            assert dataset[own].attrs["standard_name"] == "time"
-            edges = dataset[{**dataset[own].attrs, **dataset[own].encoding}["bounds"]].values.reshape(3, 2)
+            (time_name,) = [c for c in dataset[name].encoding["coordinates"].split() if c.startswith(f"{valid}_")]
+            assert dataset[time_name].attrs["standard_name"] == "time"
+            edges = dataset[{**dataset[time_name].attrs, **dataset[time_name].encoding}["bounds"]].values.reshape(3, 2)
             np.testing.assert_array_equal((edges[:, 1] - edges[:, 0]) / np.timedelta64(1, "h"), hours)
-            np.testing.assert_array_equal(edges[:, 1], dataset[own].values.ravel())
-            np.testing.assert_array_equal(dataset[own].values, dataset[valid].values)
+            np.testing.assert_array_equal(edges[:, 1], dataset[time_name].values.ravel())
+            np.testing.assert_array_equal(dataset[time_name].values, dataset[valid].values)
             assert dataset[name].attrs["cell_methods"] == "time: sum"
         assert f"{valid}_" not in dataset["t2m"].encoding["coordinates"]
 
 
 @pytest.mark.parametrize("split", ["day", "lead"])
 def test_forecast_with_missing_files_is_refused(tmp_path: Path, split: str) -> None:
-    """All forecasts were cut at the same lead time, so that nothing but the files can tell."""
+    """All forecasts lack the same lead times, so only the lead times recorded in the files reveal it."""
     writer = make_writer(tmp_path, split=split)
     for initial in (FIRST, SECOND):
         writer.put(initial, 0, random_fields()[0])
@@ -97,12 +97,12 @@ def test_forecast_with_missing_files_is_refused(tmp_path: Path, split: str) -> N
 def test_error_removes_all_files_of_a_forecast(tmp_path: Path, split: str) -> None:
     writer = make_writer(tmp_path, split=split)
     writer.write(FIRST, random_fields())
-    whole = contents(tmp_path)
+    expected = read_contents(tmp_path)
     writer.put(SECOND, 0, random_fields()[0])
     writer.put(SECOND, 1, random_fields()[1])
-    assert contents(tmp_path).keys() > whole.keys()
+    assert read_contents(tmp_path).keys() > expected.keys()
     writer.close()
-    assert contents(tmp_path) == whole
+    assert read_contents(tmp_path) == expected
 
 
 SETTINGS = [
@@ -136,15 +136,17 @@ def test_files_of_other_lead_times_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_forecast_of_another_analysis_is_not_complete(tmp_path: Path, format: str) -> None:
-    early, late = (lambda initial: f"{initial:016x}"), (lambda initial: f"{initial + (initial == FIRST):016x}")
-    writer = make_writer(tmp_path, format=format, initial_state_checksum=early)
+    former, corrected = (lambda initial: f"{initial:016x}"), (lambda initial: f"{initial + (initial == FIRST):016x}")
+    writer = make_writer(tmp_path, format=format, initial_state_checksum=former)
     for initial in (FIRST, SECOND):
         writer.write(initial, random_fields())
-    again, corrected = (make_writer(tmp_path, format=format, initial_state_checksum=own) for own in (early, late))
-    assert again.is_complete(FIRST) and again.is_complete(SECOND)
-    assert not corrected.is_complete(FIRST) and corrected.is_complete(SECOND)
-    corrected.write(FIRST, random_fields(1))
-    assert corrected.is_complete(FIRST) and not again.is_complete(FIRST)
+    resumed_writer, corrected_writer = (
+        make_writer(tmp_path, format=format, initial_state_checksum=checksum) for checksum in (former, corrected)
+    )
+    assert resumed_writer.is_complete(FIRST) and resumed_writer.is_complete(SECOND)
+    assert not corrected_writer.is_complete(FIRST) and corrected_writer.is_complete(SECOND)
+    corrected_writer.write(FIRST, random_fields(1))
+    assert corrected_writer.is_complete(FIRST) and not resumed_writer.is_complete(FIRST)
     assert len(open_forecasts(tmp_path).initial_minutes) == 2, "they are of one run"
 
 
@@ -155,7 +157,7 @@ def test_store_is_extended_by_later_initial_times(tmp_path: Path) -> None:
     for seed, initial in enumerate((FIRST, SECOND, third)):
         once.write(initial, random_fields(seed))
         make_writer(tmp_path / "daily", initial_minutes=[initial], **options).write(initial, random_fields(seed))
-    assert contents(tmp_path / "daily") == contents(tmp_path / "once")
+    assert read_contents(tmp_path / "daily") == read_contents(tmp_path / "once")
     assert make_writer(tmp_path / "daily", initial_minutes=[SECOND], **options).is_complete(SECOND)
     assert open_forecasts(tmp_path / "daily").initial_minutes.tolist() == [FIRST, SECOND, third]
     with pytest.raises(ConfigError, match=r"up to 2001-04-03T00:30 but not 2001-04-01T12:00.*inference.folder"):
@@ -163,7 +165,7 @@ def test_store_is_extended_by_later_initial_times(tmp_path: Path) -> None:
 
 
 def test_killed_extension_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After any of the renamings what is there is read as before, and growing again gives the same store."""
+    """After an interruption at any rename, the store reads as before, and a new extension gives the same store."""
     start = tmp_path / "start"
     make_writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     expected = tmp_path / "expected"
@@ -174,7 +176,7 @@ def test_killed_extension_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
         folder = tmp_path / str(number)
         shutil.copytree(start, folder)
         with monkeypatch.context() as patched:
-            patched.setattr("credit.forecast.io.zarr_store.os.replace", stop_after(number))
+            patched.setattr("credit.forecast.io.zarr_store.os.replace", interrupt_after(number))
             try:
                 make_writer(folder, format="zarr", initial_minutes=[SECOND])
             except KeyboardInterrupt:
@@ -185,47 +187,47 @@ def test_killed_extension_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
             assert archive.initial_minutes.tolist() == [FIRST]
             np.testing.assert_array_equal(archive.read(FIRST), open_forecasts(start).read(FIRST))
         make_writer(folder, format="zarr", initial_minutes=[SECOND]).write(SECOND, random_fields(1))
-        assert contents(folder) == contents(expected), "nothing is left of the killed run"
+        assert read_contents(folder) == read_contents(expected), "nothing is left of the killed run"
         number += 1
     assert number > 10
 
 
-def append(folders: list[Path], initial: int, start: Barrier, said: Queue) -> None:
+def append_initial_time(folders: list[Path], initial: int, start: Barrier, messages: Queue) -> None:
     """Append one initial time to each store when all processes are ready."""
     for folder in folders:
         start.wait()
         try:
             make_writer(folder, format="zarr", initial_minutes=[initial]).write(initial, random_fields(initial - FIRST))
         except CreditError as error:
-            said.put((folder, initial, str(error)))
+            messages.put((folder, initial, str(error)))
         else:
-            said.put((folder, initial, ""))
+            messages.put((folder, initial, ""))
 
 
-def append_at_once(folders: list[Path], wanted: list[int]) -> list[tuple[Path, int, str]]:
-    """Append each of the `wanted` initial times in a process of its own; return what `append` has said."""
+def append_concurrently(folders: list[Path], times: list[int]) -> list[tuple[Path, int, str]]:
+    """Append each initial time in a separate process; return folder, initial time and error message of each append."""
     spawn = multiprocessing.get_context("spawn")
-    start, said = spawn.Barrier(len(wanted)), spawn.Queue()
-    jobs = [spawn.Process(target=append, args=(folders, initial, start, said)) for initial in wanted]
+    start, messages = spawn.Barrier(len(times)), spawn.Queue()
+    jobs = [spawn.Process(target=append_initial_time, args=(folders, initial, start, messages)) for initial in times]
     for job in jobs:
         job.start()
-    results = [said.get(timeout=120) for _ in jobs for _ in folders]
+    results = [messages.get(timeout=120) for _ in jobs for _ in folders]
     for job in jobs:
         job.join()
     return results
 
 
 def test_concurrent_extensions_wait_for_the_lock(tmp_path: Path) -> None:
-    """The second finds what the first has made of the store: it goes on behind it, or is told before it writes."""
-    folders, wanted = [tmp_path / str(number) for number in range(4)], [FIRST + 1440, FIRST + 2880]
+    """The second process sees the extended store of the first. It appends to it, or fails before it writes."""
+    folders, appended_times = [tmp_path / str(number) for number in range(4)], [FIRST + 1440, FIRST + 2880]
     for folder in folders[:2]:
         make_writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
-    results = append_at_once(folders, wanted)
+    results = append_concurrently(folders, appended_times)
     for number, folder in enumerate(folders):
-        text = {initial: text for where, initial, text in results if where == folder}
-        written = [initial for initial in wanted if not text[initial]]
-        assert wanted[-1] in written
-        assert written == wanted or "a store can only be extended at its end" in text[wanted[0]]
+        text = {initial: text for result_folder, initial, text in results if result_folder == folder}
+        written = [initial for initial in appended_times if not text[initial]]
+        assert appended_times[-1] in written
+        assert written == appended_times or "a store can only be extended at its end" in text[appended_times[0]]
         archive = open_forecasts(folder)
         assert archive.initial_minutes.tolist() == ([FIRST] if number < 2 else []) + written
         for initial in archive.initial_minutes.tolist():
@@ -238,35 +240,35 @@ def test_extension_follows_times_that_another_run_appended(tmp_path: Path, monke
     make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
 
     @contextmanager
-    def held(path: Path) -> Iterator[bool]:
-        """Wait while the other run holds the lock."""
+    def lock_after_another_run(path: Path) -> Iterator[bool]:
+        """Let another run extend the store before this run gets the lock."""
         monkeypatch.undo()
         make_writer(tmp_path, format="zarr", initial_minutes=others).write(others[0], random_fields())
         yield True
 
     others = [SECOND]
-    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", held)
-    ours = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
-    ours.write(SECOND + 1440, random_fields(1))
+    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", lock_after_another_run)
+    writer = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
+    writer.write(SECOND + 1440, random_fields(1))
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440]
     others = [SECOND + 4 * 1440]
-    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", held)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", lock_after_another_run)
     with pytest.raises(ConfigError, match=r"up to 2001-04-06T00:30 but not 2001-04-05T00:30.*earlier times"):
         make_writer(tmp_path, format="zarr", initial_minutes=[SECOND + 3 * 1440])
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440, SECOND + 4 * 1440]
 
 
 def test_temporary_stores_of_killed_runs_are_removed(tmp_path: Path) -> None:
-    left = [tmp_path / f"forecasts.zarr.part.{host}" for host in (f"{socket.gethostname()}.1", "a.b-c.7", "a.b-c.8")]
+    stale = [tmp_path / f"forecasts.zarr.part.{host}" for host in (f"{socket.gethostname()}.1", "a.b-c.7", "a.b-c.8")]
     others = [tmp_path / f"forecasts.zarr.part{end}" for end in ("1", "s", "ial_copy")]
-    for path in (*left, *others):
+    for path in (*stale, *others):
         (path / "init_time").mkdir(parents=True)
-    for path in (left[1], *others):
+    for path in (stale[1], *others):
         os.utime(path, (0, 0))
     make_writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
-    # what another host began just now may be in the making
-    assert sorted(tmp_path.glob("*.part.*")) == [left[2]]
-    os.utime(left[2], (0, 0))
+    # A recent temporary store of another host may still be written.
+    assert sorted(tmp_path.glob("*.part.*")) == [stale[2]]
+    os.utime(stale[2], (0, 0))
     make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     assert not list(tmp_path.glob("*.part.*")) and all(path.exists() for path in others)
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
@@ -275,15 +277,15 @@ def test_temporary_stores_of_killed_runs_are_removed(tmp_path: Path) -> None:
 def test_concurrent_extensions_without_locks_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_locks(path: Path) -> None:
+    def refuse_lock(path: Path) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", no_locks)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", refuse_lock)
     make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     replace, others = os.replace, []
 
     def rename(source: Path, target: Path) -> None:
-        """Let the other run come between this one's initial times and their number."""
+        """Let another run append between the writes of this run's initial times and of their number."""
         if Path(target) == tmp_path / "forecasts.zarr" / "init_time" / "zarr.json" and not others:
             others.append(SECOND + 1440)
             monkeypatch.setattr("credit.utils.temporary.socket.gethostname", lambda: "elsewhere")
@@ -298,12 +300,12 @@ def test_concurrent_extensions_without_locks_are_detected(
 
 def test_run_stops_if_another_run_replaced_its_initial_times(tmp_path: Path) -> None:
     make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
-    ours = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+    writer = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     init = zarr.open_group(tmp_path / "forecasts.zarr", mode="r+")["init_time"]
-    init[1] = SECOND + 1440  # as of one that came between
+    init[1] = SECOND + 1440  # as if another run had written in between
     with pytest.raises(CreditError, match="another run has just appended other initial times"):
-        ours.write(SECOND, random_fields())
-    assert not ours.is_complete(SECOND)
+        writer.write(SECOND, random_fields())
+    assert not writer.is_complete(SECOND)
 
 
 def test_files_of_two_analyses_are_refused(tmp_path: Path) -> None:
@@ -311,16 +313,16 @@ def test_files_of_two_analyses_are_refused(tmp_path: Path) -> None:
         make_writer(tmp_path / folder, split="lead", initial_state_checksum=lambda _, mark=mark: mark).write(
             FIRST, random_fields()
         )
-    piece = sorted((tmp_path / "b").iterdir())[0]
-    shutil.copy(piece, tmp_path / "a" / piece.name)
+    file = sorted((tmp_path / "b").iterdir())[0]
+    shutil.copy(file, tmp_path / "a" / file.name)
     with pytest.raises(DataError, match="its analysis differs from the analysis of the forecast's other files"):
         open_forecasts(tmp_path / "a")
 
 
 def test_files_of_an_earlier_analysis_are_removed(tmp_path: Path) -> None:
     make_writer(tmp_path, split="lead", initial_state_checksum=lambda _: "0" * 16).write(FIRST, random_fields())
-    again = make_writer(tmp_path, split="lead", initial_state_checksum=lambda _: "1" * 16)
-    again.put(FIRST, 0, random_fields()[0])  # killed here
+    resumed_writer = make_writer(tmp_path, split="lead", initial_state_checksum=lambda _: "1" * 16)
+    resumed_writer.put(FIRST, 0, random_fields()[0])  # killed here
     assert len([path for path in tmp_path.iterdir() if path.suffix == ".nc"]) == 1
 
 
@@ -332,7 +334,7 @@ def test_every_file_has_the_lead_times_as_attribute(tmp_path: Path) -> None:
 
 
 def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
-    host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the most that Linux gives
+    host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the largest process id of Linux
     names = [
         f"forecast_2001-04-01T00.nc.part{end}" for end in (f".{host}.{running}", f".{host}.{gone}", ".a.b-c.7", "")
     ]
@@ -348,16 +350,16 @@ def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {names[0], *others}
 
 
-def name_levels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_former_level_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the names that versions up to 0.14 gave to sets of levels: level, level_2, ..."""
 
-    def number(levels: dict[str, tuple[float, ...]], values: tuple[float, ...], variable: str) -> str:
-        known = next((dim for dim, own in levels.items() if own == values), None)
-        dim = known or (f"level_{len(levels) + 1}" if levels else "level")
+    def name_level(levels: dict[str, tuple[float, ...]], values: tuple[float, ...], variable: str) -> str:
+        known_dim = next((dim for dim, level_values in levels.items() if level_values == values), None)
+        dim = known_dim or (f"level_{len(levels) + 1}" if levels else "level")
         levels[dim] = values
         return dim
 
-    monkeypatch.setattr("credit.forecast.io.schema._find_or_add_level_dim", number)
+    monkeypatch.setattr("credit.forecast.io.schema._find_or_add_level_dim", name_level)
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
@@ -365,8 +367,8 @@ def test_forecasts_with_numbered_levels_are_read_and_continued(
     tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"format": format, "masks": {}}
-    with monkeypatch.context() as before:
-        name_levels_as_before(before)
+    with monkeypatch.context() as patched:
+        use_former_level_names(patched)
         make_writer(tmp_path, initial_minutes=[FIRST], **options).write(FIRST, random_fields())
     writer = make_writer(tmp_path, initial_minutes=[FIRST, SECOND], **options)
     assert writer.is_complete(FIRST)
@@ -381,9 +383,9 @@ def test_forecasts_with_numbered_levels_are_read_and_continued(
     if format == "zarr":
         with xr.open_zarr(tmp_path / "forecasts.zarr") as dataset:
             assert dataset["z"].dims == ("init_time", "lead_time", "level_2", "latitude", "longitude")
-    # other levels under the former name are other levels
-    with monkeypatch.context() as before:
-        name_levels_as_before(before)
+    # Different levels with the same former name are not taken for equal.
+    with monkeypatch.context() as patched:
+        use_former_level_names(patched)
         make_writer(tmp_path / "other", format=format, initial_minutes=[FIRST], levels=[500.0]).write(
             FIRST, random_fields()
         )

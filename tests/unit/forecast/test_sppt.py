@@ -1,4 +1,4 @@
-"""Tests of stochastically perturbed tendencies: the random fields, and the changes that they multiply."""
+"""Stochastically perturbed tendencies: the random fields, and the changes that they multiply."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from credit.config.sections.inference import EnsembleConfig
 from credit.forecast.ensemble.section import SPPTSection
 from credit.forecast.ensemble.sppt import build_tendency_perturbation
 from credit.forecast.rollout import ForecastInputs, ForecastStart, build_starts, forecast_batch
-from tests.unit.forecast.test_perturbations import GRID, STEP, Growth, Still, make_stepper
+from tests.unit.forecast.test_perturbations import GRID, STEP, ConstantFrames, Growth, make_stepper
 
 CPU = torch.device("cpu")
 
 
-def factors(starts: list[ForecastStart], steps: int, control: bool = True, **options: object) -> np.ndarray:
+def compute_factors(starts: list[ForecastStart], steps: int, control: bool = True, **options: object) -> np.ndarray:
     """Return the factors of the first steps, (steps, B, H, W)."""
     conf = EnsembleConfig(members=50, stochastic=SPPTSection(**options), control=control)
     factor_fields = build_tendency_perturbation(conf, GRID, STEP)(starts, CPU)
@@ -25,7 +25,7 @@ def factors(starts: list[ForecastStart], steps: int, control: bool = True, **opt
 
 
 def test_fields_have_size_memory_and_correlation() -> None:
-    r = factors(build_starts([0], 41), 30, amplitude=0.2, length=2000, time="12h") - 1
+    r = compute_factors(build_starts([0], 41), 30, amplitude=0.2, length=2000, time="12h") - 1
     assert (r[:, 0] == 0).all(), "the control is not perturbed"
     r = r[:, 1:]
     assert r.mean() == pytest.approx(0, abs=0.02)
@@ -41,16 +41,16 @@ def test_fields_have_size_memory_and_correlation() -> None:
 
 
 def test_factors_are_never_negative() -> None:
-    factor_fields = factors(build_starts([0], 10), 10, amplitude=2.0)[:, 1:]
+    factor_fields = compute_factors(build_starts([0], 10), 10, amplitude=2.0)[:, 1:]
     assert factor_fields.min() == 0.0 and factor_fields.max() == 2.0
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     starts = build_starts([0, 1440], 3)
-    together = factors(starts, 3, control=False)
-    separate = np.concatenate([factors([start], 3, control=False) for start in starts], axis=1)
-    np.testing.assert_array_equal(together, separate)
-    assert len({row.tobytes() for row in together[0]}) == 6
+    batch_factors = compute_factors(starts, 3, control=False)
+    separate = np.concatenate([compute_factors([start], 3, control=False) for start in starts], axis=1)
+    np.testing.assert_array_equal(batch_factors, separate)
+    assert len({row.tobytes() for row in batch_factors[0]}) == 6
 
 
 def test_only_changes_of_prognostic_channels_are_multiplied() -> None:
@@ -65,8 +65,8 @@ def test_only_changes_of_prognostic_channels_are_multiplied() -> None:
 
 
 def test_members_with_equal_initial_states_diverge() -> None:
-    class NonZero(Still):
-        """Fields that change, so that there are changes to multiply."""
+    class NonZero(ConstantFrames):
+        """Nonzero frames, for which the network predicts changes that can be multiplied."""
 
         def prognostic(self, minutes: int) -> np.ndarray:
             return super().prognostic(minutes) + 1.0

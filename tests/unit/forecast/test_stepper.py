@@ -1,4 +1,4 @@
-"""Tests of the stepper: residual outputs, feedback, gradients through a rollout, and recomputation."""
+"""Stepper: residual outputs, feedback, gradients through a rollout, and recomputation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit.grid import LatLonGrid
 from credit.losses.build import build_loss
 from credit.losses.section import PointwiseSection
 
-from .clamps import clamp_chain
+from .clamps import build_clamp_chain
 
 GROUPS = {
     "prognostic": ["a", "b"],
@@ -30,14 +30,14 @@ NAMES = ("a", "b", "rain", "sun", "land")
 MEAN, STD, TENDENCY = [10.0, -5.0, 1.0, 0.0, 0.5], [2.0, 4.0, 0.5, 1.0, 0.5], [0.2, 2.0, 0.4, 0.5, 0.0]
 
 
-def normalizer() -> Normalizer:
+def build_normalizer() -> Normalizer:
     zeros = np.zeros(5)
     statistics = Statistics(NAMES, np.array(MEAN), np.array(STD), zeros, zeros, zeros, np.array(TENDENCY), zeros)
     return Normalizer(CHANNELS, statistics, {}, {})
 
 
 class Constant(nn.Module):
-    """Returns the same values in every cell, and keeps its input as `seen`."""
+    """Network that returns the same values in every cell, and stores its input as `seen`."""
 
     def __init__(self, values: list[float]) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class Constant(nn.Module):
 
 def build_stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
-    clamps = clamp_chain(CHANNELS, normalizer(), minimum)
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, valid, postprocess=clamps)
+    clamps = build_clamp_chain(CHANNELS, build_normalizer(), minimum)
+    return Stepper(model, CHANNELS, build_normalizer(), torch.ones(1, 4, 8), residual, valid, postprocess=clamps)
 
 
 def test_the_input_has_every_group_in_order() -> None:
@@ -73,7 +73,7 @@ def test_residual_by_name_and_unit() -> None:
 
 
 class Computed(nn.Module):
-    """Computes its output from its input; `output_is_new` says whether the caller may write into the output."""
+    """Network that computes its output from its input; the caller may write into it if `output_is_new` is True."""
 
     def __init__(self, output_is_new: bool) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Computed(nn.Module):
 
 
 class Cached(nn.Module):
-    """Returns the same tensor at every call."""
+    """Network that returns the same tensor at every call."""
 
     output = None
 
@@ -159,7 +159,7 @@ def test_a_forecast_releases_its_initial_state() -> None:
 def test_masked_cells_of_the_state_stay_at_the_mean() -> None:
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
     valid[0, :2] = False
-    stepper = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, valid)
+    stepper = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, build_normalizer(), torch.ones(1, 4, 8), True, valid)
     list(stepper.rollout(torch.zeros(1, 2, 1, 4, 8), lambda _: torch.zeros(1, 1, 1, 4, 8), 3))
     assert stepper.model.seen[0, 0, 0, :2].eq(0).all()
     assert stepper.model.seen[0, 0, 0, 2:].gt(0.1).all() and stepper.model.seen[0, 1].gt(0.1).all()
@@ -187,22 +187,22 @@ def test_gradients_flow_through_every_step(recompute: bool) -> None:
 
 
 def test_the_state_stays_float32_under_autocast() -> None:
-    stepper = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, None, amp=True)
+    stepper = Stepper(ZeroChange(), CHANNELS, build_normalizer(), torch.ones(1, 4, 8), True, None, amp=True)
     start = torch.full((1, 2, 1, 4, 8), 1.2345678)
     out = stepper.step(start, torch.zeros(1, 1, 1, 4, 8))
     assert out.dtype == torch.float32
     assert torch.equal(out[:, :2], start[:, :, 0])  # a zero change keeps every bit
 
 
-class Slice(nn.Module):
-    """Zero output in bfloat16."""
+class ZeroChange(nn.Module):
+    """Network that returns zeros in bfloat16."""
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         return (x_BCTHW[:, :3] * 0).bfloat16()
 
 
 def test_persistence_has_a_loss_of_one() -> None:
-    """The network that outputs 0 persists; against changes of the tendency's own deviation the loss is 1."""
+    """A network that outputs 0 predicts persistence. Its loss is 1 for changes with the deviation of the tendency."""
     stepper = build_stepper(Constant([0.0, 0.0, 0.0]), residual=True)
     scale = stepper.normalizer.tendency_scale_C.numpy()
     grid = LatLonGrid.equiangular(4, 8, poles=False)

@@ -1,4 +1,4 @@
-"""Zarr stores that ranks write together, each its part of the fields."""
+"""Zarr stores that several ranks write together; each rank writes its part of the fields."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def open_store(folder: Path) -> xr.Dataset:
     return xr.open_dataset(folder / STORE, engine="zarr").load()
 
 
-def test_parts_make_the_store_of_one_process(tmp_path: Path) -> None:
-    """The store is extended by ranks with the same parts and then by one process; its chunks stay."""
+def test_store_written_in_parts_equals_that_of_one_process(tmp_path: Path) -> None:
+    """Ranks with the same parts extend the store, and then one process does. The chunks do not change."""
     third = SECOND + 1440
     for initial_minutes, seed in ((FIRST, 0), (SECOND, 1)):
         write_parts(tmp_path / "parts", DIVISION, initial_minutes, random_fields(seed))

@@ -1,4 +1,4 @@
-"""The linter of scripts."""
+"""Fixture of the shell script linter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shellcheck() -> str:
-    """The linter's program."""
+    """Path of the program shellcheck."""
     program = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("shellcheck is not installed; the extra test brings it")

@@ -1,4 +1,4 @@
-"""A run small enough for this machine, planned and taken for real: what the plan says and what the allocator says."""
+"""Training step that is small enough to be traced and also executed, with measurements to compare with a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from credit.parallel.mesh import DeviceGrid
 from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.build.dry_run import build_placeholder_assets
 
-# few weights on many cells, so that activations are most of the memory
+# With few weights and many cells, activations are most of the memory.
 SMALL = [
     "model={type: wxformer, dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, decoder: pixel_shuffle, "
     "global_window_size: [4, 4, 2, 1], local_window_size: [4, 4, 2, 1], padding: {mode: earth, lat: auto, lon: auto}}",
@@ -39,7 +39,7 @@ def small_config(*overrides: str) -> Config:
 
 
 def step_builder_of(config: Config, grid: str = GRID) -> TrainingStepBuilder:
-    """Return what plans `config` on a grid."""
+    """Return a builder of training steps for `config` on a grid."""
     return TrainingStepBuilder(config, build_placeholder_assets(config, build_grid(grid), {}))
 
 
@@ -51,8 +51,8 @@ def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID
     return trace_step(model, start, gpu=gpu, autocast=autocast)
 
 
-def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module, Any]:
-    """Return the filled network and what takes a step with it."""
+def build_real_step(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module, Any]:
+    """Return a network with initial values, and a function that takes one training step with it."""
     step_builder = step_builder_of(config, grid)
     model, autocast = step_builder.build_network(DeviceGrid(), False, config.trainer.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
@@ -62,11 +62,11 @@ def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module,
     return model, lambda: step(lambda: None)
 
 
-def allocated(config: Config, rollout: int = 1, grid: str = GRID) -> int:
-    """Return the most bytes that torch's CPU allocator gave out at once in a step, gradients not counted."""
-    model, step = real(config, rollout, grid)
+def measure_peak_bytes(config: Config, rollout: int = 1, grid: str = GRID) -> int:
+    """Return the peak of bytes that torch's CPU allocator allocates in a step, without gradients."""
+    model, step = build_real_step(config, rollout, grid)
     step()
-    first, *others = model.parameters()  # one is left for clipping to have something
+    first, *others = model.parameters()  # Clipping needs at least one gradient.
     for parameter in others:
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     gc.collect()
@@ -76,27 +76,27 @@ def allocated(config: Config, rollout: int = 1, grid: str = GRID) -> int:
 
 
 def allocations(profiled: profile) -> int:
-    """Return the most bytes that were allocated at once since profiling began.
+    """Return the peak of allocated bytes since profiling began.
 
-    Memory that the kernel of a convolution takes for itself and returns is not counted: a trace cannot see it.
+    Temporary memory inside convolution kernels is not counted, because a trace does not contain it.
     """
     events = profiled.profiler.kineto_results.events()
     convolutions = []
     for event in events:
         if event.name() in ("aten::convolution", "aten::convolution_backward"):
             convolutions.append((event.start_ns(), event.end_ns()))
-    now = most = 0
+    current_bytes = peak_bytes = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        before, now = now, now + event.nbytes()
+        previous_bytes, current_bytes = current_bytes, current_bytes + event.nbytes()
         if not any(start <= event.start_ns() <= end for start, end in convolutions):
-            # `before` includes what the last convolution has left.
-            most = max(most, before, now)
-    return most
+            # `previous_bytes` includes the memory that the previous convolution still holds.
+            peak_bytes = max(peak_bytes, previous_bytes, current_bytes)
+    return peak_bytes
 
 
 def counted_flops(config: Config) -> int:
-    """Return the floating point operations of a step by torch's own counter."""
-    _, step = real(config)
+    """Return the floating point operations of a step by torch's counter."""
+    _, step = build_real_step(config)
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()

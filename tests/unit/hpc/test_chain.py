@@ -1,4 +1,4 @@
-"""Whether a chain goes on: ids as schedulers write them, and files as a full disk leaves them."""
+"""Decisions to continue a chain, for different forms of job ids and for damaged files."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ def write_status(folder: Path, state: str, step: int, job_id: str) -> None:
     (folder / "STATUS").write_text(json.dumps({"status": state, "step": step, "reason": "", "job_id": job_id}))
 
 
-def test_what_an_earlier_chain_left_behind_does_not_count(tmp_path: Path) -> None:
+def test_status_of_earlier_chain_is_ignored(tmp_path: Path) -> None:
     write_status(tmp_path, "failed", 10, "7.head")
     record_jobs(tmp_path, "train", "slurm", ["8"])
     assert decide_at_start(tmp_path, "8") == "go"
     write_status(tmp_path, "done", 20, "8")
     assert decide_at_end(tmp_path, "8") == "done"
-    # Slurm has put the job back although it is done
+    # Slurm has requeued the job although its run is done.
     assert decide_at_start(tmp_path, "8") == "done"
     record_jobs(tmp_path, "train", "slurm", ["9"])
     assert decide_at_start(tmp_path, "9") == "go", "a longer run may follow"
 
 
-def test_a_server_writes_its_name_in_two_ways(tmp_path: Path) -> None:
+def test_server_name_in_job_id_may_be_shortened(tmp_path: Path) -> None:
     record_jobs(tmp_path, "train", "pbs", ["11.head"])
     assert decide_at_start(tmp_path, "11.head.site.edu") == "go"
     write_status(tmp_path, "requeue", 10, "11.head.site.edu")
     assert decide_at_end(tmp_path, "11.head") == "go"
 
 
-def test_a_job_that_is_put_back_again_and_again(tmp_path: Path) -> None:
+def test_job_that_is_requeued_without_progress_fails(tmp_path: Path) -> None:
     for expected in ("go", "go", "failed"):
         assert decide_at_start(tmp_path, "5") == expected
 
 
-def test_a_script_submitted_by_hand(tmp_path: Path) -> None:
+def test_script_submitted_by_hand_continues(tmp_path: Path) -> None:
     record_jobs(tmp_path, "train", "pbs", ["1.head", "2.head"])
     assert decide_at_start(tmp_path, "77.head") == "go"
     write_status(tmp_path, "done", 10, "77.head")
@@ -47,19 +47,19 @@ def test_a_script_submitted_by_hand(tmp_path: Path) -> None:
     assert read_jobs(tmp_path)["train"]["ids"] == ["1.head", "2.head"]
 
 
-def test_no_verdict_where_a_signal_came_before_training_began(tmp_path: Path) -> None:
+def test_signal_before_training_is_no_failure(tmp_path: Path) -> None:
     decide_at_start(tmp_path, "5")
     assert decide_at_end(tmp_path, "5", "TERM") == "go"
     assert decide_at_end(tmp_path, "5") == "failed"
 
 
-def test_a_stop_is_for_one_job_only(tmp_path: Path) -> None:
+def test_new_job_removes_stop_file(tmp_path: Path) -> None:
     (tmp_path / "STOP").touch()
     decide_at_start(tmp_path, "5")
     assert not (tmp_path / "STOP").exists()
 
 
-def test_torn_files(tmp_path: Path) -> None:
+def test_truncated_files_are_handled(tmp_path: Path) -> None:
     decide_at_start(tmp_path, "5")
     with (tmp_path / "jobs" / "starts.jsonl").open("a") as file:
         file.write('{"job_id": "5", "st\n')
@@ -70,7 +70,7 @@ def test_torn_files(tmp_path: Path) -> None:
         read_jobs(tmp_path)
 
 
-def test_a_launcher_is_started_again_after_an_error_only(tmp_path: Path) -> None:
+def test_launcher_is_relaunched_only_after_an_error(tmp_path: Path) -> None:
     for state, is_error, expected in [
         ("running", None, "go"), ("requeue", True, "go"), ("requeue", None, "done"), ("done", None, "done"),
     ]:  # fmt: skip

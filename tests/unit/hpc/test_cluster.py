@@ -1,4 +1,4 @@
-"""Cluster files: what they hold, what a config may change, what they refuse."""
+"""Cluster files: their contents, settings that a config may change, and errors."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from credit.errors import ConfigError
 from credit.hpc.cluster import cluster_names, load_cluster, resolve_settings
 
 REPOSITORY = Path(__file__).parents[3]
-FILES = REPOSITORY / "credit" / "hpc" / "clusters"
+CLUSTER_FOLDER = REPOSITORY / "credit" / "hpc" / "clusters"
 
 
-def test_each_is_linked_in_config() -> None:
+def test_each_cluster_file_is_linked_in_config_folder() -> None:
     links = sorted((REPOSITORY / "config" / "clusters").iterdir())
     assert [link.stem for link in links] == cluster_names() == ["casper", "derecho", "pbs", "perlmutter", "slurm"]
-    assert all(link.is_symlink() and link.resolve() == FILES / link.name for link in links)
+    assert all(link.is_symlink() and link.resolve() == CLUSTER_FOLDER / link.name for link in links)
 
 
 @pytest.mark.parametrize("name", ["casper", "derecho", "pbs", "perlmutter", "slurm"])
-def test_each_says_where_its_facts_are_from(name: str) -> None:
+def test_each_cluster_file_has_sources_and_valid_defaults(name: str) -> None:
     cluster = load_cluster(name)
-    assert cluster == load_cluster(str(FILES / f"{name}.yml"))
-    assert "Sources: " in (FILES / f"{name}.yml").read_text().split("title:")[0]
+    assert cluster == load_cluster(str(CLUSTER_FOLDER / f"{name}.yml"))
+    assert "Sources: " in (CLUSTER_FOLDER / f"{name}.yml").read_text().split("title:")[0]
     section = type(cluster.defaults)(account="x", walltime="30min")
     for uses_gpus in (True, False):
-        asked = resolve_settings(cluster, section, uses_gpus)
-        assert (asked.gpus_per_node > 0) == uses_gpus and asked.walltime == "30min"
+        settings = resolve_settings(cluster, section, uses_gpus)
+        assert (settings.gpus_per_node > 0) == uses_gpus and settings.walltime == "30min"
 
 
-def test_templates_hold_no_site() -> None:
+def test_templates_name_no_site() -> None:
     for path in (REPOSITORY / "credit" / "hpc" / "templates").iterdir():
         text = path.read_text().lower()
         assert not any(
@@ -42,15 +42,20 @@ def test_templates_hold_no_site() -> None:
         )
 
 
-def test_the_config_wins_and_mappings_are_merged() -> None:
+def test_config_has_precedence_and_mappings_are_merged() -> None:
     derecho = load_cluster("derecho")
     section = PbsConfig(account="P1", gpus_per_node=2, modules=["mine"], environment={"NCCL_DEBUG": "INFO"})
-    asked = resolve_settings(derecho, section, uses_gpus=True)
-    assert (asked.gpus_per_node, asked.modules, asked.queue, asked.cpus_per_node) == (2, ["mine"], "main", 64)
-    assert asked.environment["NCCL_DEBUG"] == "INFO" and asked.environment["NCCL_SOCKET_IFNAME"] == "hsn"
-    # what belongs to GPU nodes is not asked for where no GPU is used
-    asked = resolve_settings(load_cluster("casper"), PbsConfig(account="P1"), uses_gpus=False)
-    assert asked.chunk is None and asked.gpus_per_node == 0
+    settings = resolve_settings(derecho, section, uses_gpus=True)
+    assert (settings.gpus_per_node, settings.modules, settings.queue, settings.cpus_per_node) == (
+        2,
+        ["mine"],
+        "main",
+        64,
+    )
+    assert settings.environment["NCCL_DEBUG"] == "INFO" and settings.environment["NCCL_SOCKET_IFNAME"] == "hsn"
+    # A job without GPUs does not request the settings of GPU nodes.
+    settings = resolve_settings(load_cluster("casper"), PbsConfig(account="P1"), uses_gpus=False)
+    assert settings.chunk is None and settings.gpus_per_node == 0
 
 
 @pytest.mark.parametrize(
@@ -63,16 +68,16 @@ def test_the_config_wins_and_mappings_are_merged() -> None:
         ("perlmutter", SlurmConfig(qos="debug"), "slurm.walltime: 12h: debug of Perlmutter allows at most 30min"),
     ],
 )
-def test_what_the_site_does_not_allow(name: str, section: PbsConfig | SlurmConfig, message: str) -> None:
+def test_settings_that_the_site_forbids_are_refused(name: str, section: PbsConfig | SlurmConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve_settings(load_cluster(name), section, uses_gpus=True)
 
 
-def test_a_queue_that_the_file_does_not_know_is_the_scheduler_s_matter() -> None:
-    asked = resolve_settings(
+def test_unknown_queue_is_left_to_the_scheduler() -> None:
+    settings = resolve_settings(
         load_cluster("derecho"), PbsConfig(account="x", queue="R123", walltime="99h"), uses_gpus=True
     )
-    assert asked.queue == "R123"
+    assert settings.queue == "R123"
 
 
 @pytest.mark.parametrize(
@@ -88,9 +93,9 @@ def test_a_queue_that_the_file_does_not_know_is_the_scheduler_s_matter() -> None
         ({"start": None}, "start"),
     ],
 )
-def test_a_wrong_file(tmp_path: Path, changes: dict, message: str) -> None:
-    raw = yaml.safe_load((FILES / "pbs.yml").read_text()) | changes
-    (tmp_path / "here.yml").write_text(yaml.safe_dump(raw))
+def test_invalid_cluster_file_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    document = yaml.safe_load((CLUSTER_FOLDER / "pbs.yml").read_text()) | changes
+    (tmp_path / "here.yml").write_text(yaml.safe_dump(document))
     with pytest.raises(ConfigError) as caught:
         load_cluster(str(tmp_path / "here.yml"))
     assert message in str(caught.value) and "here.yml" in str(caught.value)
@@ -98,7 +103,7 @@ def test_a_wrong_file(tmp_path: Path, changes: dict, message: str) -> None:
 
 @pytest.fixture
 def quickstart(tmp_path: Path, capsys: pytest.CaptureFixture) -> str:
-    """A config file."""
+    """Path of the quickstart config."""
     main(["init", "quickstart"])
     (tmp_path / "q.yml").write_text(capsys.readouterr().out)
     return str(tmp_path / "q.yml")
@@ -128,7 +133,9 @@ def quickstart(tmp_path: Path, capsys: pytest.CaptureFixture) -> str:
         (["--cluster", "pbs", "pbs.walltime=1h", "pbs.template=none.j2"], "pbs.template: none.j2: cannot be read"),
     ],
 )
-def test_bad_arguments(quickstart: str, capsys: pytest.CaptureFixture, arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    quickstart: str, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
     assert main(["submit", quickstart, "--dry-run", *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -136,12 +143,12 @@ def test_bad_arguments(quickstart: str, capsys: pytest.CaptureFixture, arguments
 def test_a_dry_run_writes_nothing(quickstart: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     arguments = ["--cluster", "perlmutter", "--dry-run", "--nodes", "2", f"save_loc={tmp_path}/run"]
     assert main(["submit", quickstart, *arguments]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("#!/bin/bash\n#SBATCH ") and f"# sbatch --parsable {tmp_path}/run/jobs/train.sh" in shown
+    output = capsys.readouterr().out
+    assert output.startswith("#!/bin/bash\n#SBATCH ") and f"# sbatch --parsable {tmp_path}/run/jobs/train.sh" in output
     assert [path.name for path in tmp_path.iterdir()] == ["q.yml"]
 
 
-def test_the_sections_survive_the_file_of_the_run(quickstart: str, tmp_path: Path) -> None:
+def test_scheduler_sections_are_saved_with_the_config(quickstart: str, tmp_path: Path) -> None:
     from credit.config import dump_config
 
     config = load_config(quickstart, ["pbs.cluster=derecho", "slurm.environment={A: 'b c'}"])

@@ -1,4 +1,4 @@
-"""Small configs of miles-credit, written for these tests, and changes of them."""
+"""Small configs of miles-credit for tests, and functions that change them."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ GENERATION_2: dict[str, Any] = {
 }
 
 
-def example(generation: int) -> dict[str, Any]:
-    """Return a copy of the example of a generation."""
+def copy_example(generation: int) -> dict[str, Any]:
+    """Return a copy of the example config of a generation."""
     return copy.deepcopy({1: GENERATION_1, 2: GENERATION_2}[generation])
 
 
@@ -200,7 +200,7 @@ def with_value(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return changed
 
 
-def without(tree: dict[str, Any], *keys: str) -> dict[str, Any]:
+def remove_keys(tree: dict[str, Any], *keys: str) -> dict[str, Any]:
     """Return a copy of a config without some dotted keys."""
     changed = copy.deepcopy(tree)
     for key in keys:

@@ -14,7 +14,7 @@ from credit.cli.check.report import CheckReport
 from credit.config import load_config
 from credit.utils import installation
 from tests.unit.cli.world import write_world
-from tests.unit.interop.examples import example, with_value, without
+from tests.unit.interop.examples import copy_example, remove_keys, with_value
 
 
 def run_convert(*arguments: str) -> int:
@@ -32,9 +32,9 @@ def _work_in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def tree_for_files() -> dict[str, Any]:
+def build_tree_for_files() -> dict[str, Any]:
     """Return a config of generation 2 for the files of `write_world`, whose 40 times begin in 2000."""
-    tree = example(2)
+    tree = copy_example(2)
     variables = {
         "prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m"], "path": "data_*.nc"},
         "dynamic_forcing": {"vars_2D": ["toa_incident_solar_radiation", "sst"], "path": "data_*.nc"},
@@ -43,7 +43,7 @@ def tree_for_files() -> dict[str, Any]:
     tree = with_value(tree, "data.source.FILES.variables", variables)
     tree = with_value(tree, "data.start_datetime", "2000-01-01")
     tree = with_value(tree, "data.end_datetime", "2000-01-10")
-    tree = with_value(without(tree, "validation_data"), "data.forecast_len", 1)
+    tree = with_value(remove_keys(tree, "validation_data"), "data.forecast_len", 1)
     tree = with_value(tree, "trainer.backprop_on_timestep", [1])
     tree = with_value(tree, "trainer.parallelism.domain", 1)
     tree = with_value(tree, "inference.batch_forecast.forecast_length", "6h")
@@ -52,7 +52,7 @@ def tree_for_files() -> dict[str, Any]:
 
 def test_the_converted_config_passes_the_check() -> None:
     write_world(Path.cwd())
-    tree = without(tree_for_files(), "model.post_conf")
+    tree = remove_keys(build_tree_for_files(), "model.post_conf")
     write_config(tree)
     assert run_convert("theirs.yml", "-o", "converted.yml") == 0
     report = CheckReport()
@@ -62,8 +62,8 @@ def test_the_converted_config_passes_the_check() -> None:
     assert any("model: wxformer" in note for note in report.notes)
 
 
-def test_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(with_value(example(1), "trainer.scheduler.scheduler_type", "lambda"))
+def test_written_config_and_report(capsys: pytest.CaptureFixture[str]) -> None:
+    write_config(with_value(copy_example(1), "trainer.scheduler.scheduler_type", "lambda"))
     assert run_convert("theirs.yml", "--output", "converted.yml") == 0
     output = capsys.readouterr().out
     assert "data.level_units: `hPa`" in output
@@ -84,22 +84,22 @@ def test_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_is_written_if_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(with_value(example(1), "model.type", "unet"))
+    write_config(with_value(copy_example(1), "model.type", "unet"))
     assert run_convert("theirs.yml", "-o", "converted.yml") == 2
     assert "model.type: `unet`" in capsys.readouterr().err
     assert [path.name for path in Path.cwd().iterdir()] == ["theirs.yml"]
 
 
-def test_a_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(example(1))
+def test_existing_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    write_config(copy_example(1))
     Path("converted.report.md").write_text("mine")
     assert run_convert("theirs.yml", "-o", "converted.yml") == 2
     assert "converted.report.md: already exists" in capsys.readouterr().err
     assert not Path("converted.yml").exists()
 
 
-def test_the_remedy_without_an_output(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(example(1))
+def test_error_without_output_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    write_config(copy_example(1))
     assert run_convert("theirs.yml", "--weights", "model.pt") == 2
     assert "`credit convert theirs.yml -o my_run.yml`" in capsys.readouterr().err
     Path("other.yml").write_text("data: {}")
@@ -107,14 +107,14 @@ def test_the_remedy_without_an_output(capsys: pytest.CaptureFixture[str]) -> Non
     assert "-o my_run.yml` converts it" not in capsys.readouterr().err
 
 
-def test_files_of_an_import(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(example(1))
+def test_invalid_files_of_an_import_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    write_config(copy_example(1))
     assert run_convert("theirs.yml", "-o", "converted.yml", "--weights", "model.pt", "--std", "std.nc") == 2
     message = capsys.readouterr().err
     assert "--mean: mean.nc, which the config names, does not exist" in message and "--std" not in message
     assert run_convert("theirs.yml", "-o", "converted.yml", "seed=1") == 2
     assert "no overrides" in capsys.readouterr().err
-    write_config(example(2))
+    write_config(copy_example(2))
     for name in ("mean.nc", "std.nc", "data_*.nc"):
         Path(name).touch()
     assert run_convert("theirs.yml", "-o", "converted.yml", "--weights", "model.pt") == 2

@@ -17,24 +17,24 @@ from credit.interop.miles_credit import convert_file, convert_tree
 from credit.interop.miles_credit.keys.row import Disposition
 from credit.interop.miles_credit.sections.networks import NETWORKS
 from credit.interop.miles_credit.sections.periods import derive_periods
-from tests.unit.interop.examples import example, with_value, without
+from tests.unit.interop.examples import copy_example, remove_keys, with_value
 
 
-def convert(tree: dict[str, Any]) -> Config:
-    """Return the converted config, as the package reads it."""
+def convert_config(tree: dict[str, Any]) -> Config:
+    """Return the converted config."""
     conversion = convert_tree(tree, "file.yml")
     assert conversion.report.keys_with(Disposition.REFUSED) == [], conversion.report.describe_refused()
     return build_config(yaml.safe_load(conversion.yaml_text), origin="file.yml")
 
 
-def refused(tree: dict[str, Any]) -> dict[str, str]:
-    """Return the refused keys of a config, with their reasons."""
+def find_refused_keys(tree: dict[str, Any]) -> dict[str, str]:
+    """Return the refused keys of a config and their reasons."""
     report = convert_tree(tree, "file.yml").report
     return {key: report.entries[key].text for key in report.keys_with(Disposition.REFUSED)}
 
 
 def test_generation_1() -> None:
-    config = convert(example(1))
+    config = convert_config(copy_example(1))
     data = config.data
     assert (config.save_loc, config.seed) == ("run", 7)
     # With one path for all variables there is one source.
@@ -67,7 +67,7 @@ def test_generation_1() -> None:
 
 
 def test_generation_2() -> None:
-    config = convert(example(2))
+    config = convert_config(copy_example(2))
     data = config.data
     assert data.input_order == ["prognostic", "dynamic_forcing", "static"]
     # Generation 2 counts steps from 1.
@@ -75,7 +75,7 @@ def test_generation_2() -> None:
     assert data.splits.train == ["1979-01-01", "2009-12-21"]
     transform = data.transforms["rain"]
     assert (transform.kind, transform.unit) == ("log1p", 1e-6)
-    # The tighter one of the bounds in `post_conf` and in the postblocks.
+    # Of the bounds in `post_conf` and in the postblocks, the narrower one is used.
     assert data.variable_options["rain"].minimum == 1e-10
     assert data.variable_options["sst"].missing == "fill_mean"
     assert config.model.decoder == "pixel_shuffle"
@@ -86,19 +86,19 @@ def test_generation_2() -> None:
 
 
 def test_hidden_defaults_of_generation_1() -> None:
-    tree = without(
-        example(1), "data.static_first", "data.valid_forecast_len", "trainer.amp", "trainer.activation_checkpoint",
+    tree = remove_keys(
+        copy_example(1), "data.static_first", "data.valid_forecast_len", "trainer.amp", "trainer.activation_checkpoint",
         "trainer.use_ema", "trainer.grad_max_norm", "model.padding_conf", "model.dim_head", "model.interp",
         "model.use_spectral_norm",
     )  # fmt: skip
-    config = convert(tree)
+    config = convert_config(tree)
     assert config.data.input_order == ["prognostic", "static", "dynamic_forcing"]
     assert config.data.valid_forecast_len == 2
     assert (config.trainer.amp, config.trainer.activation_checkpoint, config.trainer.use_ema) == (False, True, False)
     assert config.trainer.grad_max_norm is None
     assert (config.model.padding, config.model.dim_head, config.model.interp) == (None, 32, True)
     assert config.model.use_spectral_norm is True
-    tree = without(tree, "model.cross_embed_strides", "model.dim", "model.frames")
+    tree = remove_keys(tree, "model.cross_embed_strides", "model.dim", "model.frames")
     report = convert_tree(tree, "file.yml").report
     # The class has two input frames by default, unlike the data.
     assert report.entries["model.frames"].disposition is Disposition.REFUSED
@@ -106,40 +106,40 @@ def test_hidden_defaults_of_generation_1() -> None:
 
 
 def test_hidden_defaults_of_generation_2() -> None:
-    tree = without(example(2), "seed", "trainer.amp", "trainer.activation_checkpoint", "data.forecast_len",
-                   "validation_data.forecast_len", "trainer.backprop_on_timestep", "trainer.ema_decay")  # fmt: skip
-    config = convert(tree)
+    tree = remove_keys(copy_example(2), "seed", "trainer.amp", "trainer.activation_checkpoint", "data.forecast_len",
+                       "validation_data.forecast_len", "trainer.backprop_on_timestep", "trainer.ema_decay")  # fmt: skip
+    config = convert_config(tree)
     assert (config.seed, config.trainer.amp, config.trainer.activation_checkpoint) == (42, True, False)
     assert (config.data.forecast_len, config.data.valid_forecast_len, config.trainer.ema_decay) == (1, 1, 0.9999)
 
 
 def test_dynamic_forcing_first() -> None:
-    config = convert(with_value(example(1), "data.static_first", False))
+    config = convert_config(with_value(copy_example(1), "data.static_first", False))
     assert config.data.input_order == ["prognostic", "dynamic_forcing", "static"]
 
 
 def test_padding_of_older_files() -> None:
-    tree = with_value(without(example(1), "model.padding_conf"), "model.pad_lat", 4)
-    padding = convert(with_value(tree, "model.pad_lon", "8")).model.padding
+    tree = with_value(remove_keys(copy_example(1), "model.padding_conf"), "model.pad_lat", 4)
+    padding = convert_config(with_value(tree, "model.pad_lon", "8")).model.padding
     assert (padding.mode, padding.lat, padding.lon) == ("mirror", [4, 4], [8, 8])
-    assert convert(with_value(example(1), "model.padding_conf.activate", False)).model.padding is None
+    assert convert_config(with_value(copy_example(1), "model.padding_conf.activate", False)).model.padding is None
 
 
 def test_the_decoder_follows_from_the_class() -> None:
-    tree = with_value(example(1), "model.type", "wxformer")
-    assert convert(with_value(tree, "model.upsample_with_ps", False)).model.decoder == "pixel_shuffle"
-    assert convert(with_value(tree, "model.upsample_v_conv", True)).model.decoder == "pixel_shuffle"
-    assert "model.upsample_v_conv" in refused(with_value(example(1), "model.upsample_v_conv", True))
+    tree = with_value(copy_example(1), "model.type", "wxformer")
+    assert convert_config(with_value(tree, "model.upsample_with_ps", False)).model.decoder == "pixel_shuffle"
+    assert convert_config(with_value(tree, "model.upsample_v_conv", True)).model.decoder == "pixel_shuffle"
+    assert "model.upsample_v_conv" in find_refused_keys(with_value(copy_example(1), "model.upsample_v_conv", True))
 
 
 @pytest.mark.parametrize(
     ("case", "network"), [("wxformer_transposed_earth", "crossformer"), ("wxformer_pixelshuffle_mirror", "wxformer")]
 )
-def test_the_networks_of_the_golden_numbers(repository: Path, case: str, network: str) -> None:
-    """The keys of miles-credit give the section with which the stored numbers of miles-credit are reproduced."""
+def test_networks_of_the_golden_numbers_are_converted(repository: Path, case: str, network: str) -> None:
+    """The conversion gives the model section that reproduces the stored numbers of miles-credit."""
     path = repository / "tests" / "data" / "golden" / f"{case}.json"
     settings = json.loads(path.read_text(encoding="utf-8"))["wxformer"]
-    tree = with_value(example(1), "data.history_len", settings["frames"])
+    tree = with_value(copy_example(1), "data.history_len", settings["frames"])
     tree = with_value(tree, "data.valid_history_len", settings["frames"])
     padding = settings.pop("padding")
     decoder = settings.pop("decoder")
@@ -147,7 +147,7 @@ def test_the_networks_of_the_golden_numbers(repository: Path, case: str, network
     model["padding_conf"] = {
         "activate": True, "mode": padding["mode"], "pad_lat": padding["lat"], "pad_lon": padding["lon"],
     }  # fmt: skip
-    section = convert(with_value(tree, "model", {"type": network, **model})).model
+    section = convert_config(with_value(tree, "model", {"type": network, **model})).model
     assert section.decoder == decoder
     assert section.padding.model_dump() == {**padding, "pole": "published"}
     for key in set(model) - {"padding_conf", "image_height", "image_width", "frames", "output_frames"}:
@@ -155,56 +155,59 @@ def test_the_networks_of_the_golden_numbers(repository: Path, case: str, network
 
 
 def test_schedules() -> None:
-    tree = with_value(example(1), "trainer.scheduler", {"scheduler_type": "cosine-annealing", "T_max": 4})
-    schedule = convert(tree).trainer.schedule
+    tree = with_value(copy_example(1), "trainer.scheduler", {"scheduler_type": "cosine-annealing", "T_max": 4})
+    schedule = convert_config(tree).trainer.schedule
     assert (schedule.kind, schedule.warmup, schedule.final) == ("cosine", 0, 0)
     restarts = {"scheduler_type": "cosine-annealing-restarts", "first_cycle_steps": 10, "warmup_steps": 4,
                 "max_lr": "2e-3", "min_lr": 2e-5}  # fmt: skip
-    trainer = convert(with_value(tree, "trainer.scheduler", restarts)).trainer
+    trainer = convert_config(with_value(tree, "trainer.scheduler", restarts)).trainer
     assert (trainer.learning_rate, trainer.schedule.warmup, trainer.schedule.final) == (2e-3, 0.2, 0.01)
-    assert convert(with_value(tree, "trainer.use_scheduler", False)).trainer.schedule.kind == "constant"
-    assert "plateau" in refused(with_value(tree, "trainer.scheduler.scheduler_type", "plateau")).popitem()[1]
+    assert convert_config(with_value(tree, "trainer.use_scheduler", False)).trainer.schedule.kind == "constant"
+    assert "plateau" in find_refused_keys(with_value(tree, "trainer.scheduler.scheduler_type", "plateau")).popitem()[1]
 
 
-def test_an_ensemble_needs_dropout() -> None:
-    tree = with_value(with_value(example(1), "loss.training_loss", "KCRPS"), "trainer.ensemble_size", 3)
-    config = convert(tree)
+def test_ensemble_without_dropout_is_refused() -> None:
+    tree = with_value(with_value(copy_example(1), "loss.training_loss", "KCRPS"), "trainer.ensemble_size", 3)
+    config = convert_config(tree)
     assert (config.loss.kind, config.trainer.members, config.loss.alpha) == ("crps", 3, 1.0)
     assert [(noise.kind, noise.rate) for noise in config.model.noise] == [("dropout", 0.1)]
-    assert list(refused(with_value(tree, "model.ff_dropout", 0))) == ["trainer.ensemble_size"]
-    assert convert(with_value(tree, "trainer.ensemble_size", 1)).loss.kind == "mae"
-    assert list(refused(with_value(tree, "loss.training_loss", "mse"))) == ["trainer.ensemble_size"]
+    assert list(find_refused_keys(with_value(tree, "model.ff_dropout", 0))) == ["trainer.ensemble_size"]
+    assert convert_config(with_value(tree, "trainer.ensemble_size", 1)).loss.kind == "mae"
+    assert list(find_refused_keys(with_value(tree, "loss.training_loss", "mse"))) == ["trainer.ensemble_size"]
 
 
-def test_levels_that_are_only_counted() -> None:
-    tree = without(example(1), "data.level_ids", "data.levels", "loss.variable_weights.t")
-    assert list(refused(tree)) == ["data.level_ids"]
-    config = convert(with_value(tree, "model.levels", 16))
+def test_number_of_levels_without_level_ids() -> None:
+    tree = remove_keys(copy_example(1), "data.level_ids", "data.levels", "loss.variable_weights.t")
+    assert list(find_refused_keys(tree)) == ["data.level_ids"]
+    config = convert_config(with_value(tree, "model.levels", 16))
     assert len(config.data.levels) == 16 and config.data.level_units == "model_level"
 
 
-def test_levels_of_the_file_of_means(tmp_path: Path) -> None:
+def test_levels_are_read_from_file_of_means(tmp_path: Path) -> None:
     import xarray as xr
 
     xr.Dataset({"t": ("level", [1.0, 2.0])}, {"level": [300.0, 700.5]}).to_netcdf(tmp_path / "mean.nc")
-    tree = without(example(1), "data.level_ids", "data.levels")
-    config = convert(with_value(tree, "data.mean_path", str(tmp_path / "mean.nc")))
+    tree = remove_keys(copy_example(1), "data.level_ids", "data.levels")
+    config = convert_config(with_value(tree, "data.mean_path", str(tmp_path / "mean.nc")))
     assert config.data.levels == [300, 700.5] and config.data.level_units == "hPa"
 
 
 @pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if network.convert is None])
 def test_networks_without_a_counterpart(name: str) -> None:
-    tree = with_value(example(1), "model.type", name)
-    # The keys of the other network are no further obstacles.
-    assert list(refused(with_value(tree, "model.embed_dim", 8))) == ["model.type"]
+    tree = with_value(copy_example(1), "model.type", name)
+    # Keys of the other network are not refused as well.
+    assert list(find_refused_keys(with_value(tree, "model.embed_dim", 8))) == ["model.type"]
 
 
 def test_an_unknown_network() -> None:
-    assert "networks with a conversion are" in refused(with_value(example(2), "model.type", "wxfromer"))["model.type"]
+    assert (
+        "networks with a conversion are"
+        in find_refused_keys(with_value(copy_example(2), "model.type", "wxfromer"))["model.type"]
+    )
 
 
 def test_a_file_without_a_model() -> None:
-    assert "no section `model`" in refused(without(example(2), "model"))["model.type"]
+    assert "no section `model`" in find_refused_keys(remove_keys(copy_example(2), "model"))["model.type"]
 
 
 @pytest.mark.parametrize(
@@ -242,13 +245,13 @@ def test_a_file_without_a_model() -> None:
         (2, "postblocks.per_step.more", {"type": "global_water_fixer"}),
     ],
 )
-def test_values_that_stand_in_the_way(generation: int, key: str, value: Any) -> None:
-    keys = refused(with_value(example(generation), key, value))
+def test_values_without_counterpart_are_refused(generation: int, key: str, value: Any) -> None:
+    keys = find_refused_keys(with_value(copy_example(generation), key, value))
     assert keys and all(reason for reason in keys.values())
 
 
 def test_all_refused_keys_are_named_at_once(tmp_path: Path) -> None:
-    tree = with_value(with_value(example(1), "trainer.mode", "horovod"), "data.nothing", 1)
+    tree = with_value(with_value(copy_example(1), "trainer.mode", "horovod"), "data.nothing", 1)
     path = tmp_path / "theirs.yml"
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=r"2 keys prevent the conversion(.|\n)*trainer.mode(.|\n)*data.nothing"):
@@ -256,13 +259,13 @@ def test_all_refused_keys_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_a_symbolic_link_and_repeated_anchors(tmp_path: Path) -> None:
-    (tmp_path / "file.yml").write_text(yaml.safe_dump(example(2)))
+    (tmp_path / "file.yml").write_text(yaml.safe_dump(copy_example(2)))
     (tmp_path / "link.yml").symlink_to("file.yml")
     assert "FILES" not in convert_file(tmp_path / "link.yml").yaml_text
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: {", "data: {sources: []}"])
-def test_files_of_another_kind(tmp_path: Path, text: str) -> None:
+def test_files_that_are_not_configs_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "file.yml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="file.yml"):
@@ -273,21 +276,21 @@ def test_files_of_another_kind(tmp_path: Path, text: str) -> None:
 
 def test_environment_variables_need_not_be_set(tmp_path: Path) -> None:
     path = tmp_path / "file.yml"
-    path.write_text(yaml.safe_dump(with_value(example(1), "save_loc", "$SOME_SCRATCH/run")))
+    path.write_text(yaml.safe_dump(with_value(copy_example(1), "save_loc", "$SOME_SCRATCH/run")))
     assert "save_loc: $SOME_SCRATCH/run" in convert_file(path).yaml_text
 
 
-def test_weights_that_cannot_be_imported() -> None:
+def test_obstacles_of_weight_import_are_reported() -> None:
     # A filled variable gets a channel with its mask.
-    assert convert_tree(example(2), "file.yml").report.import_obstacles
-    assert not convert_tree(example(1), "file.yml").report.import_obstacles
-    tree = without(example(2), "preblocks.per_step.fill")
+    assert convert_tree(copy_example(2), "file.yml").report.import_obstacles
+    assert not convert_tree(copy_example(1), "file.yml").report.import_obstacles
+    tree = remove_keys(copy_example(2), "preblocks.per_step.fill")
     assert not convert_tree(tree, "file.yml").report.import_obstacles
-    per_cell = with_value(tree, "preblocks.per_step.scaler.args.spatial_variables", ["t2m"])
-    assert convert_tree(per_cell, "file.yml").report.import_obstacles
+    tree_with_spatial_scaler = with_value(tree, "preblocks.per_step.scaler.args.spatial_variables", ["t2m"])
+    assert convert_tree(tree_with_spatial_scaler, "file.yml").report.import_obstacles
 
 
-def test_periods() -> None:
+def test_periods_are_derived() -> None:
     year_2000 = (date(2000, 1, 1), date(2000, 12, 31))
     # Without validation, the last fifth of the training period replaces it.
     periods = derive_periods(year_2000, None)
@@ -317,7 +320,7 @@ FUXI = {
 
 
 def test_fuxi_becomes_swin() -> None:
-    conversion = convert_tree(with_value(example(1), "model", FUXI), "file.yml")
+    conversion = convert_tree(with_value(copy_example(1), "model", FUXI), "file.yml")
     assert conversion.report.keys_with(Disposition.REFUSED) == [], conversion.report.describe_refused()
     model = yaml.safe_load(conversion.yaml_text)["model"]
     expected = {"type": "swin", "dim": 16, "depth": 2, "heads": 4, "num_groups": 4, "window_size": 3, "patch_size": 2,
@@ -331,6 +334,6 @@ def test_fuxi_becomes_swin() -> None:
     ("key", "value"), [("patch_width", 4), ("frame_patch_size", 2), ("frames", 2), ("use_noise", True)]
 )
 def test_fuxi_without_counterpart_is_refused(key: str, value: object) -> None:
-    conversion = convert_tree(with_value(example(1), "model", {**FUXI, key: value}), "file.yml")
+    conversion = convert_tree(with_value(copy_example(1), "model", {**FUXI, key: value}), "file.yml")
     refused_keys = conversion.report.keys_with(Disposition.REFUSED)
     assert refused_keys and all(name.startswith("model.") for name in refused_keys)

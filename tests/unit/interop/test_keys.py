@@ -1,4 +1,4 @@
-"""Every key of the table walks through a conversion with its disposition, and no other key passes."""
+"""Conversion treats every key of the table by its disposition, and refuses all other keys."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from credit.interop.miles_credit.docs_page import render_key_reference
 from credit.interop.miles_credit.keys.row import Disposition, KeyRow
 from credit.interop.miles_credit.keys.table import ROWS, find_row
 from credit.interop.miles_credit.reading import iterate_leaves
-from tests.unit.interop.examples import example, with_value
+from tests.unit.interop.examples import copy_example, with_value
 
-# Key of the table -> a value at which it takes part in the conversion, where the examples do not have the key.
+# Key of the table -> a value that has an effect on the conversion, for keys that the examples do not have.
 VALUES: dict[str, Any] = {
     "data.start_datetime": "1979-01-01",
     "data.backprop_on_timestep": [1],
@@ -46,7 +46,7 @@ VALUES: dict[str, Any] = {
     "loss.training_loss": "mse",
     "loss.variable_weights.VARIABLE": 1.0,
 }
-# Values of further keys without which a key has no effect: key of the table -> changes of the example.
+# Key of the table -> values of other keys that it needs to have an effect.
 CHANGES: dict[str, dict[str, Any]] = {
     "data.source.NAME.resolution": {"data.source.NAME.dataset_type": "weatherbench2_era5"},
     "model.pad_lat": {"model.padding_conf": None, "model.pad_lon": 8},
@@ -67,8 +67,8 @@ WITHOUT_EFFECT = {"trainer.scheduler.cycle_mult", "trainer.scheduler.gamma"}
 CASES = [(row, int(generation)) for row in ROWS for generation in row.generations]
 
 
-def concrete_key(row: KeyRow) -> str:
-    """Return a key that a row is for, with the names of the examples."""
+def build_key(row: KeyRow) -> str:
+    """Return a key that matches a row, with the names of the examples."""
     key = row.path.replace("VARIABLE", "t2m")
     if row.path.startswith("data.source."):
         key = key.replace("NAME", "FILES", 1)
@@ -81,7 +81,7 @@ def concrete_key(row: KeyRow) -> str:
     return key.replace(".*", ".anything")
 
 
-def value_in(tree: dict[str, Any], key: str) -> Any:
+def find_value(tree: dict[str, Any], key: str) -> Any:
     """Return the value of a dotted key, None if the config does not have it."""
     node: Any = tree
     for name in key.split("."):
@@ -89,18 +89,18 @@ def value_in(tree: dict[str, Any], key: str) -> Any:
     return node
 
 
-def tree_with(row: KeyRow, generation: int) -> tuple[dict[str, Any], str]:
+def build_tree_for_row(row: KeyRow, generation: int) -> tuple[dict[str, Any], str]:
     """Return the example of a generation with the key of a row at a value that has an effect, and the key."""
-    tree = example(generation)
-    key = concrete_key(row)
+    tree = copy_example(generation)
+    key = build_key(row)
     if generation == 2 and row.path.startswith("loss.") and not row.path.startswith(("loss.args", "loss.type")):
         # Older files of generation 2 have the loss of generation 1.
-        tree["loss"] = example(1)["loss"]
+        tree["loss"] = copy_example(1)["loss"]
     for other_key, value in CHANGES.get(row.path, {}).items():
         tree = with_value(tree, other_key.replace("NAME", "FILES"), value)
     value = VALUES.get(row.path)
     if value is None:
-        value = value_in(tree, key)
+        value = find_value(tree, key)
     if row.disposition is Disposition.REFUSED:
         value = "x"
     elif value is None:
@@ -110,7 +110,7 @@ def tree_with(row: KeyRow, generation: int) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.parametrize(("row", "generation"), CASES, ids=lambda case: getattr(case, "path", case))
 def test_each_key_has_its_disposition(row: KeyRow, generation: int) -> None:
-    tree, key = tree_with(row, generation)
+    tree, key = build_tree_for_row(row, generation)
     entries = convert_tree(tree, "file.yml").report.entries
     expected = {row.disposition}
     if row.disposition is Disposition.MAPPED:
@@ -129,45 +129,45 @@ def test_each_key_has_its_disposition(row: KeyRow, generation: int) -> None:
 )
 def test_harmless_values_are_ignored(row: KeyRow, generation: int) -> None:
     for value in row.harmless_values:
-        tree, key = tree_with(row, generation)
+        tree, key = build_tree_for_row(row, generation)
         entry = convert_tree(with_value(tree, key, value), "file.yml").report.entries.get(key)
         if entry is not None:
             assert entry.disposition is not Disposition.REFUSED, (value, entry)
 
 
-def test_nothing_stands_in_the_way_of_the_examples() -> None:
+def test_examples_have_no_refused_keys() -> None:
     for generation in (1, 2):
-        report = convert_tree(example(generation), "file.yml").report
+        report = convert_tree(copy_example(generation), "file.yml").report
         assert report.keys_with(Disposition.REFUSED) == [], report.describe_refused()
 
 
 @pytest.mark.parametrize("generation", [1, 2])
 @pytest.mark.parametrize("section", ["data", "model", "trainer", "loss", "model.padding_conf", "trainer.scheduler"])
 def test_a_random_unknown_key_is_refused(generation: int, section: str) -> None:
-    source = random.Random(f"{generation} {section}")
+    generator = random.Random(f"{generation} {section}")
     for _ in range(5):
-        key = f"{section}.{''.join(source.choices(string.ascii_lowercase, k=12))}"
-        report = convert_tree(with_value(example(generation), key, 1), "file.yml").report
+        key = f"{section}.{''.join(generator.choices(string.ascii_lowercase, k=12))}"
+        report = convert_tree(with_value(copy_example(generation), key, 1), "file.yml").report
         assert report.keys_with(Disposition.REFUSED) == [key]
 
 
 @pytest.mark.parametrize("generation", [1, 2])
 def test_values_of_a_wrong_type_raise_no_other_error(generation: int) -> None:
-    source = random.Random(generation)
-    keys = [key for key, _ in iterate_leaves(example(generation))]
-    for key in source.sample(keys, 25):
-        value = source.choice([0, "x", [], [1, "x"], True, {"a": 1}, [None]])
-        conversion = convert_tree(with_value(example(generation), key, value), "file.yml")
+    generator = random.Random(generation)
+    keys = [key for key, _ in iterate_leaves(copy_example(generation))]
+    for key in generator.sample(keys, 25):
+        value = generator.choice([0, "x", [], [1, "x"], True, {"a": 1}, [None]])
+        conversion = convert_tree(with_value(copy_example(generation), key, value), "file.yml")
         if not conversion.report.keys_with(Disposition.REFUSED):
             with contextlib.suppress(ConfigError):
                 require_valid_config(conversion.yaml_text, "file.yml")
 
 
 def test_the_nearest_key_is_proposed() -> None:
-    report = convert_tree(with_value(example(1), "trainer.learning_rat", 1), "file.yml").report
+    report = convert_tree(with_value(copy_example(1), "trainer.learning_rat", 1), "file.yml").report
     assert "did you mean `trainer.learning_rate`?" in report.entries["trainer.learning_rat"].text
-    # a key of the other section of the same name
-    report = convert_tree(with_value(example(2), "trainer.forecast_len", 1), "file.yml").report
+    # The proposed key has the same name, but is in another section.
+    report = convert_tree(with_value(copy_example(2), "trainer.forecast_len", 1), "file.yml").report
     assert "did you mean `data.forecast_len`?" in report.entries["trainer.forecast_len"].text
 
 
@@ -185,15 +185,17 @@ def test_exact_names_precede_wildcards() -> None:
     assert find_row("data_valid.start_datetime", 2, ()) is find_row("validation_data.start_datetime", 2, ())
 
 
-def test_the_table_names_keys_that_exist() -> None:
+def test_keys_in_texts_of_the_table_exist() -> None:
     existing = set(re.findall(r"^\| `([\w.]+)` \|", render_config_reference(), re.MULTILINE))
     existing |= {key.replace(".N.", ".").replace(".NAME.", ".") for key in existing}
-    known_here = set()
+    miles_credit_keys = set()
     for row in ROWS:
-        known_here.update(".".join(row.segments[:length]) for length in range(1, len(row.segments) + 1))
+        miles_credit_keys.update(".".join(row.segments[:length]) for length in range(1, len(row.segments) + 1))
     for row in ROWS:
         for key in re.findall(r"`((?:data|model|loss|trainer|inference|pbs|slurm)\.[\w.]+)`", row.text):
-            assert key in existing or key in known_here or any(name.startswith(f"{key}.") for name in existing), key
+            assert (
+                key in existing or key in miles_credit_keys or any(name.startswith(f"{key}.") for name in existing)
+            ), key
 
 
 def test_the_page_is_current(repository: Path) -> None:

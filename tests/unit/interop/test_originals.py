@@ -1,4 +1,4 @@
-"""Configs that miles-credit ships, where the environment variable MILES_CREDIT_CONFIGS names their folder."""
+"""Conversion of the configs of miles-credit, if the environment variable MILES_CREDIT_CONFIGS names their folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = os.environ.get("MILES_CREDIT_CONFIGS")
 
 
 def find_configs() -> list[Path]:
-    """Return the training configs in the folder; other YAML files do not count."""
+    """Return the training configs in the folder, without other YAML files."""
     paths = []
     for path in sorted(Path(FOLDER).rglob("*.yml")):
         try:
@@ -28,7 +28,7 @@ def find_configs() -> list[Path]:
 
 
 @pytest.mark.skipif(FOLDER is None, reason="MILES_CREDIT_CONFIGS names no folder")
-def test_each_converts_or_names_what_stands_in_the_way() -> None:
+def test_each_config_is_converted_or_refused_with_reasons() -> None:
     networks = {}
     for path in find_configs():
         network = (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).get("type")

@@ -1,4 +1,7 @@
-"""Losses of whole fields and of parts. Apart from the tests: ranks that use them need no package to compare with."""
+"""Losses of complete fields and of parts.
+
+This module is separate, so that ranks which import it do not need the reference packages of the tests.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ NUM_CHANNELS = 3
 
 
 def build_losses(conf: dict, masks: dict | None = None, grid: LatLonGrid = GRID) -> tuple[Loss, object]:
-    """Return the loss of whole fields, and the function that builds losses of parts."""
+    """Return the loss of complete fields, and the function that builds losses of parts."""
     section = LOSSES.find_section(conf["kind"]).model_validate({"scaling": "state", **conf})
     context = build_loss_context(section, CHANNELS, grid, np.array([0.5, 0.1, 0.02]), masks or {})
 

@@ -69,8 +69,8 @@ def test_score_and_gradient_equal_the_pair_form(num_members: int, alpha: float) 
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_ties(alpha: float) -> None:
-    """Equal members, and members that equal the truth; the derivative of |x| at 0 is 0, as autograd takes it."""
+def test_ties_have_the_gradient_of_the_pair_form(alpha: float) -> None:
+    """Some members are equal, and some equal the truth. The derivative of |x| at 0 is 0, as in autograd."""
     error = torch.tensor([[1.0, 1.0, -2.0, 0.0], [0.0, 0.0, 0.0, 0.5], [0.0, 0.0, 0.0, 0.0]], requires_grad=True)
     expected = pair_form(error, alpha)
     (expected_gradient,) = torch.autograd.grad(expected.sum(), error)
@@ -78,14 +78,14 @@ def test_ties(alpha: float) -> None:
     (gradient,) = torch.autograd.grad(score.sum(), error)
     torch.testing.assert_close(score, expected, rtol=0, atol=1e-7)
     torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-7)
-    # With the fair score, the last member is free once all others equal the truth.
+    # In the fair score, an error of the last member has no cost if all others equal the truth.
     assert gradient[1, 3].item() == pytest.approx((1 - alpha) / 16, abs=1e-7)
 
 
 @pytest.mark.parametrize("num_members", [2, 4, 16])
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_gaussian_ensemble_reaches_the_best_spread(num_members: int, alpha: float) -> None:
-    """Minimise over the spread r of members r * n_j for a truth of deviation 1; the best r has a closed form."""
+    """Minimise over the spread r of members r * n_j for a truth of deviation 1. The best r has a closed form."""
     k = (num_members - 1 + alpha) / (num_members * math.sqrt(2))
     best_spread = k / math.sqrt(1 - k * k)
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +109,7 @@ def test_float32_is_accurate_for_nearly_equal_members() -> None:
     members = 300.0 + truth[:, None] + 1e-3 * members
     error = members.float() - (300.0 + truth).float()[:, None]
     score = ensemble_crps(error, 1.0)
-    # The score of these very float32 errors, in float64: no digits are lost by cancellation.
+    # The reference is the float64 score of the same float32 errors, so cancellation would be visible.
     torch.testing.assert_close(score.double(), pair_form(error.double(), 1.0), rtol=1e-4, atol=1e-12)
 
 
@@ -131,31 +131,31 @@ def test_one_member_is_the_mean_absolute_error() -> None:
 
 
 def test_missing_truth_masks_the_pair_term() -> None:
-    """Members that differ only where the truth is missing have no influence, and no gradient there."""
+    """Members have no influence and no gradient where the truth is missing."""
     mask = np.zeros(GRID.shape, dtype=bool)
     mask[:6] = True
     loss = build_ensemble_loss({"kind": "crps", "alpha": 1.0}, {"t": mask, "q": mask})
     members, truth = draw_members(4)
     members = members.requires_grad_()
-    value = loss(members, truth)
-    (gradient,) = torch.autograd.grad(value, members)
-    changed = members.detach().clone()
-    changed[..., :6, :] *= 5.0
-    assert loss(changed, truth).item() == value.item()
+    loss_value = loss(members, truth)
+    (gradient,) = torch.autograd.grad(loss_value, members)
+    changed_members = members.detach().clone()
+    changed_members[..., :6, :] *= 5.0
+    assert loss(changed_members, truth).item() == loss_value.item()
     assert gradient[..., :6, :].abs().max() == 0 and gradient[..., 6:, :].abs().min() > 0
 
 
-def test_global_mean_term() -> None:
+def test_global_mean_term_is_added() -> None:
     members, truth = draw_members(4)
-    without = build_ensemble_loss({"kind": "crps"})(members, truth)
-    with_term = build_ensemble_loss({"kind": "crps", "global_mean": 10.0})(members, truth)
+    loss_without_term = build_ensemble_loss({"kind": "crps"})(members, truth)
+    loss_with_term = build_ensemble_loss({"kind": "crps", "global_mean": 10.0})(members, truth)
     area = torch.from_numpy(GRID.masked_area_weights(np.ones((3, *GRID.shape), dtype=bool)))
     mean_error = ((members - truth[:, None]).double() * area).sum((3, 4))
     expected = 10.0 * pair_form(mean_error, 0.95).mean()
-    assert (with_term - without).item() == pytest.approx(expected.item(), rel=1e-4)
+    assert (loss_with_term - loss_without_term).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_sum_of_losses() -> None:
+def test_sum_adds_its_weighted_terms() -> None:
     members, truth = draw_members(4)
     terms = [{"kind": "crps", "weight": 0.5}, {"kind": "mse", "weight": 2.0}]
     total = build_ensemble_loss({"kind": "sum", "terms": terms, "weights": {"t": 3.0}})(members, truth)
@@ -179,11 +179,11 @@ def test_coupled_dimensions(conf: dict, coupled_dims: set[str]) -> None:
     assert build_ensemble_loss(conf).coupled_dims == coupled_dims
 
 
-def test_a_loss_that_says_nothing_couples_everything() -> None:
+def test_loss_couples_all_dimensions_by_default() -> None:
     assert Loss.coupled_dims == {"cells", "channels"}
 
 
-def test_a_saved_sum_is_read_again() -> None:
+def test_saved_sum_can_be_read() -> None:
     """A saved config has every key of every term."""
     section = LOSSES.find_section("sum")
     terms = [{"kind": "crps", "weight": 0.5}, {"kind": "crps", "alpha": 1.0}]
@@ -201,6 +201,6 @@ def test_a_saved_sum_is_read_again() -> None:
         ([{"kind": "crsp"}], "crsp"),
     ],
 )
-def test_wrong_terms(terms: list[dict], message: str) -> None:
+def test_wrong_terms_are_refused(terms: list[dict], message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
         LOSSES.find_section("sum").model_validate({"kind": "sum", "terms": terms})

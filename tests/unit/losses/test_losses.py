@@ -29,7 +29,7 @@ def build_test_loss(conf: dict, scale: list[float] | None = None, masks: dict | 
     return lambda prediction_BCHW, target_BCHW: loss(prediction_BCHW[:, None], target_BCHW)
 
 
-def fields(values: list[float], batch: int = 2) -> torch.Tensor:
+def expand_values(values: list[float], batch: int = 2) -> torch.Tensor:
     return torch.tensor(values)[None, :, None, None].expand(batch, 3, *GRID.shape)
 
 
@@ -41,7 +41,7 @@ def test_persistence_scores_one_with_tendency_scaling() -> None:
     assert loss.item() == pytest.approx(1.0, abs=0.02)
 
 
-def test_area_weights_follow_the_cells() -> None:
+def test_cells_have_area_weights() -> None:
     """A field of sin^2(latitude) has the mean 1/3 on the sphere (exact on bands only in the limit)."""
     field = torch.from_numpy(np.sin(np.deg2rad(GRID.lat))).float()[None, None, :, None].expand(1, 3, *GRID.shape)
     zero = torch.zeros_like(field)
@@ -51,13 +51,15 @@ def test_area_weights_follow_the_cells() -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("mse", 4.0), ("mae", 2.0), ("huber", 1.5)])
-def test_pointwise(kind: str, expected: float) -> None:
-    loss = build_test_loss({"kind": kind, "scaling": "state"})(fields([2.0, 2.0, 2.0]), fields([0.0, 0.0, 0.0]))
+def test_pointwise_losses_of_a_constant_error(kind: str, expected: float) -> None:
+    loss = build_test_loss({"kind": kind, "scaling": "state"})(
+        expand_values([2.0, 2.0, 2.0]), expand_values([0.0, 0.0, 0.0])
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_weights_by_variable_channel_and_pressure() -> None:
-    error, zero = fields([1.0, 0.0, 0.0]), fields([0.0, 0.0, 0.0])
+    error, zero = expand_values([1.0, 0.0, 0.0]), expand_values([0.0, 0.0, 0.0])
     assert build_test_loss({"scaling": "state"})(error, zero).item() == pytest.approx(1 / 3, rel=1e-6)
     assert build_test_loss({"scaling": "state", "weights": {"t": 2}})(error, zero).item() == pytest.approx(
         1 / 4, rel=1e-6
@@ -71,15 +73,18 @@ def test_weights_by_variable_channel_and_pressure() -> None:
         build_test_loss({"weights": {"qq": 1}})
 
 
-def test_global_mean_term() -> None:
-    """A wave without a mean adds nothing; a uniform error e adds weight x e^2."""
+def test_global_mean_term_is_added() -> None:
+    """A wave with the mean 0 adds nothing. A uniform error e adds weight x e^2."""
     wave = torch.cos(torch.deg2rad(torch.from_numpy(GRID.lon))).float()[None, None, None].expand(1, 3, *GRID.shape)
     zero = torch.zeros_like(wave)
-    plain, both = build_test_loss({"scaling": "state"}), build_test_loss({"scaling": "state", "global_mean": 50})
-    assert both(wave, zero).item() == pytest.approx(plain(wave, zero).item(), rel=1e-5)
-    uniform = fields([0.1, 0.0, 0.0])
-    added = both(uniform, torch.zeros_like(uniform)) - plain(uniform, torch.zeros_like(uniform))
-    assert added.item() == pytest.approx(50 * 0.01 / 3, rel=1e-5)
+    loss_without_term, loss_with_term = (
+        build_test_loss({"scaling": "state"}),
+        build_test_loss({"scaling": "state", "global_mean": 50}),
+    )
+    assert loss_with_term(wave, zero).item() == pytest.approx(loss_without_term(wave, zero).item(), rel=1e-5)
+    uniform = expand_values([0.1, 0.0, 0.0])
+    term = loss_with_term(uniform, torch.zeros_like(uniform)) - loss_without_term(uniform, torch.zeros_like(uniform))
+    assert term.item() == pytest.approx(50 * 0.01 / 3, rel=1e-5)
 
 
 def test_masked_cells_do_not_count() -> None:
@@ -106,8 +111,8 @@ class LogCoshSection(LossSection):
     sharpness: float = 1.0
 
 
-def test_a_loss_from_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """log cosh has the common weights, a config key and a gradient, and its name cannot be registered again."""
+def test_loss_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's loss has the common weights, a config key and a gradient. Its name cannot be registered again."""
     isolate(monkeypatch)
 
     @register_loss("log_cosh", LogCoshSection)
@@ -119,9 +124,9 @@ def test_a_loss_from_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
         def cost(self, error_BMCHW: torch.Tensor) -> torch.Tensor:
             return (self._sharpness * error_BMCHW).cosh().log()
 
-    prediction = fields([0.5, -1.0, 2.0]).clone().requires_grad_()
+    prediction = expand_values([0.5, -1.0, 2.0]).clone().requires_grad_()
     conf = {"kind": "log_cosh", "scaling": "state", "weights": {"t": 3.0}, "sharpness": 2.0}
-    loss = build_test_loss(conf)(prediction, fields([0.0, 0.0, 0.0]))
+    loss = build_test_loss(conf)(prediction, expand_values([0.0, 0.0, 0.0]))
     # The weights add up to 5.
     weight = {"t": 3.0, "q850": 1.0, "q250": 1.0}
     channel_names = [channel.name for channel in CHANNELS.output]
@@ -134,12 +139,12 @@ def test_a_loss_from_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
         "the derivative of log cosh is tanh"
     )
 
-    class Other(PointwiseLoss):
+    class OtherLoss(PointwiseLoss):
         pass
 
     for name in ("log_cosh", "mse", "huber"):
         with pytest.raises(ConfigError, match="is taken"):
-            register_loss(name, LogCoshSection)(Other)
+            register_loss(name, LogCoshSection)(OtherLoss)
     with pytest.raises(ConfigError, match="must derive from credit.losses.base.Loss"):
         register_loss("function", LogCoshSection)(lambda error: error)
 
@@ -147,7 +152,7 @@ def test_a_loss_from_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plugin_may_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
 
-    def load(power: int) -> type[Loss]:
+    def register_power(power: int) -> type[Loss]:
         @register_loss("power", LossSection)
         class Power(PointwiseLoss):
             def cost(self, error_BMCHW: torch.Tensor) -> torch.Tensor:
@@ -155,8 +160,8 @@ def test_a_plugin_may_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Power
 
-    load(3)
-    assert load(4) is LOSSES.find_class("power"), "the newest class replaces the old one"
+    register_power(3)
+    assert register_power(4) is LOSSES.find_class("power"), "the newest class replaces the old one"
 
 
 def test_trainable_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

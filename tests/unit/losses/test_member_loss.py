@@ -36,7 +36,7 @@ LOSS_CONFIGS = [
 
 
 @pytest.mark.parametrize("conf", LOSS_CONFIGS, ids=lambda conf: conf["kind"])
-def test_parts_add_up_to_the_whole(conf: dict) -> None:
+def test_losses_of_parts_add_up(conf: dict) -> None:
     """Channels may be divided if a loss does not couple them, and rows if it does not couple cells."""
     loss, build_part_losses = build_losses(conf)
     members, truth = draw_members(3)
@@ -55,7 +55,7 @@ def test_parts_add_up_to_the_whole(conf: dict) -> None:
 
 @pytest.mark.parametrize("masks", [{}, {CHANNELS.output[0].variable: MASK}])
 @pytest.mark.parametrize("num_members", [2, 5])
-def test_value_and_gradient_of_one_rank(num_members: int, masks: dict) -> None:
+def test_value_and_gradient_equal_the_undivided_loss(num_members: int, masks: dict) -> None:
     loss, build_part_losses = build_losses({"kind": "crps", "alpha": 0.95}, masks)
     members, truth = draw_members(num_members)
     members.requires_grad_()
@@ -72,7 +72,7 @@ def test_value_and_gradient_of_one_rank(num_members: int, masks: dict) -> None:
     torch.testing.assert_close(gradient_by_member, expected_gradient, rtol=1e-6, atol=1e-9)
 
 
-def test_without_gradient() -> None:
+def test_value_without_gradient_equals_the_undivided_loss() -> None:
     loss, build_part_losses = build_losses({"kind": "crps"})
     members, truth = draw_members(2)
     loss_in_parts = MemberLoss(loss, build_part_losses, 2, (NUM_CHANNELS, *GRID.shape))
@@ -87,21 +87,21 @@ def test_split_slice() -> None:
     assert split_slice(slice(4, 4), 3) == []
 
 
-def test_a_pointwise_loss_with_its_own_forward_couples_everything_unless_it_says_what() -> None:
+def test_pointwise_loss_with_custom_forward_couples_all_dimensions_by_default() -> None:
     class CostOnly(PointwiseLoss):
-        """Changes the cost alone."""
+        """Loss that changes only the cost."""
 
-    class OwnForward(PointwiseLoss):
-        """Combines the costs in another way."""
+    class CustomForward(PointwiseLoss):
+        """Loss that combines the costs in another way."""
 
         def forward(self, prediction_BMCHW: torch.Tensor, target_BCHW: torch.Tensor) -> torch.Tensor:
             raise NotImplementedError
 
-    class Declared(OwnForward):
-        """Says what it couples."""
+    class CustomForwardWithDeclaration(CustomForward):
+        """Loss that declares its coupled dimensions."""
 
         coupled_dims = frozenset({"channels"})
 
     assert CostOnly.coupled_dims == frozenset()
-    assert OwnForward.coupled_dims == {"cells", "channels"}
-    assert Declared.coupled_dims == {"channels"}
+    assert CustomForward.coupled_dims == {"cells", "channels"}
+    assert CustomForwardWithDeclaration.coupled_dims == {"channels"}

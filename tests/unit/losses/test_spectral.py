@@ -1,4 +1,4 @@
-"""Losses of spherical-harmonic coefficients: against brute force, closed forms, and finite differences."""
+"""Tests of losses of spherical-harmonic coefficients against brute force, closed forms, and finite differences."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def make_harmonic(degree: int, order: int, phase: float = 0.0) -> Tensor:
     return EXACT.synthesise(coefficient_N)
 
 
-def expand(field_HW: Tensor) -> Tensor:
+def expand_field(field_HW: Tensor) -> Tensor:
     """Return (1, 3, H, W) with the same field in each channel, float32."""
     return field_HW.float().expand(1, 3, *GRID.shape)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.95, 1.0])
 @pytest.mark.parametrize("num_members", [1, 2, 5])
-def test_crps_of_complex_errors(num_members: int, alpha: float) -> None:
-    """Score and gradient by the definition, on complex numbers; ties included."""
+def test_crps_of_complex_errors_equals_its_definition(num_members: int, alpha: float) -> None:
+    """Score and gradient of complex numbers equal the definition. Some members are equal."""
     error = torch.randn(2, num_members, 7, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
     error[0, 0, 0] = 0
     error[1, -1] = error[1, 0]
@@ -53,20 +53,20 @@ def test_crps_of_complex_errors(num_members: int, alpha: float) -> None:
 
 
 def test_spectral_crps_equals_brute_force() -> None:
-    """The sum over coefficients and pairs of members, in Python numbers."""
-    alpha, members_count = 0.5, 3
-    members, truth = draw_members(members_count)
+    """The reference is a sum over coefficients and pairs of members in Python numbers."""
+    alpha, num_members = 0.5, 3
+    members, truth = draw_members(num_members)
     conf = {"kind": "spectral_crps", "alpha": alpha, "weights": {"t": 3.0}}
     loss = build_ensemble_loss(conf)(members, truth)
     coefficients = EXACT.analyse(torch.cat([members, truth[:, None]], dim=1)).numpy()
     multiplicity = EXACT.multiplicity_N.tolist()
-    factor = (members_count - 1 + alpha) / (members_count**2 * (members_count - 1))
+    factor = (num_members - 1 + alpha) / (num_members**2 * (num_members - 1))
     expected = 0.0
     for sample, (channel, weight) in itertools.product(range(2), enumerate([0.2, 0.2, 0.6])):
         for n, count in enumerate(multiplicity):
             *forecasts, observed = coefficients[sample, :, channel, n]
-            error = sum(abs(forecast - observed) for forecast in forecasts) / members_count
-            spread = sum(abs(one - other) for one, other in itertools.combinations(forecasts, 2))
+            error = sum(abs(forecast - observed) for forecast in forecasts) / num_members
+            spread = sum(abs(first - second) for first, second in itertools.combinations(forecasts, 2))
             expected += weight * count * (error - factor * spread) / 2
     # 8 is the largest degree on 13 x 24 cells.
     assert EXACT.max_degree == 8
@@ -75,37 +75,37 @@ def test_spectral_crps_equals_brute_force() -> None:
 
 
 def test_spectral_crps_of_one_harmonic() -> None:
-    """One member with an error of one coefficient of 0.5, counted twice, over the root of 81 coefficients."""
-    truth_BCHW = expand(make_harmonic(5, 3, phase=0.4))
+    """One member has an error of 0.5 in one coefficient. It counts twice, divided by the root of 81 coefficients."""
+    truth_BCHW = expand_field(make_harmonic(5, 3, phase=0.4))
     prediction_BMCHW = (1.5 * truth_BCHW)[:, None]
     value = build_ensemble_loss({"kind": "spectral_crps"})(prediction_BMCHW, truth_BCHW)
     assert value.item() == pytest.approx(2 * 0.5 / 9, rel=1e-5)
-    # A turn of all longitudes changes nothing.
-    turned = build_ensemble_loss({"kind": "spectral_crps"})(prediction_BMCHW.roll(5, -1), truth_BCHW.roll(5, -1))
-    assert turned.item() == pytest.approx(value.item(), rel=1e-5)
+    # A shift of all longitudes changes nothing.
+    shifted = build_ensemble_loss({"kind": "spectral_crps"})(prediction_BMCHW.roll(5, -1), truth_BCHW.roll(5, -1))
+    assert shifted.item() == pytest.approx(value.item(), rel=1e-5)
 
 
-def test_a_weight_of_spectral_crps_has_the_meaning_of_one_of_crps() -> None:
-    """The gradients have the same mean square over the sphere; an error with all coefficients alike scores alike."""
+def test_weights_of_spectral_crps_and_crps_are_comparable() -> None:
+    """Gradients have the same mean square, and errors with equal variance in all coefficients have the same loss."""
     generator = torch.Generator().manual_seed(3)
     coefficient_N = torch.randn(40, 1, 3, len(EXACT.degree_N), dtype=torch.complex128, generator=generator)
     coefficient_N.imag[..., : EXACT.max_degree + 1] = 0
     error = EXACT.synthesise(coefficient_N).float()
     area = torch.from_numpy(GRID.area_weights()).float()
-    # Poles are left out: their cells are many more than the harmonics can tell apart.
-    values, sizes = [], []
+    # Rows on the poles are excluded, because they have many more cells than the harmonics can resolve.
+    values, gradient_norms = [], []
     for kind in ("crps", "spectral_crps"):
         prediction = error.clone().requires_grad_()
         loss = build_ensemble_loss({"kind": kind})(prediction, torch.zeros_like(error[:, 0]))
         (gradient,) = torch.autograd.grad(loss, prediction)
         values.append(loss.item())
-        sizes.append((gradient.square() / area)[..., 1:-1, :].sum().sqrt().item())
+        gradient_norms.append((gradient.square() / area)[..., 1:-1, :].sum().sqrt().item())
     assert values[1] == pytest.approx(values[0], rel=0.1)
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
+    assert gradient_norms[1] == pytest.approx(gradient_norms[0], rel=0.1)
 
 
 def test_gradient_of_spectral_crps() -> None:
-    """Against finite differences in float64, through transform and score."""
+    """The reference is finite differences of transform and score in float64."""
     transform = SphericalTransform(make_grid(4, 8), dtype=torch.float64)
     error = torch.randn(1, 3, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -123,13 +123,13 @@ def test_missing_cells_have_no_influence_on_spectral_crps() -> None:
     members = members.requires_grad_()
     value = loss(members, truth)
     (gradient,) = torch.autograd.grad(value, members)
-    changed = members.detach().clone()
-    changed[..., :6, :] *= 5.0
-    assert loss(changed, truth).item() == value.item()
+    changed_members = members.detach().clone()
+    changed_members[..., :6, :] *= 5.0
+    assert loss(changed_members, truth).item() == value.item()
     assert gradient[..., :6, :].abs().max() == 0 and gradient[..., 6:-1, :].abs().min() > 0
 
 
-def published_formula(forecast: Tensor, truth: Tensor) -> Tensor:
+def compute_published_amse(forecast: Tensor, truth: Tensor) -> Tensor:
     """Return the adjusted squared error of each degree as in arXiv:2501.19374, eq. 6, from fields in float64."""
     forecast_N, truth_N = EXACT.analyse(forecast), EXACT.analyse(truth)
     power = EXACT.sum_by_degree(forecast_N.abs().square())
@@ -140,11 +140,11 @@ def published_formula(forecast: Tensor, truth: Tensor) -> Tensor:
 
 
 def test_amse_equals_the_published_formula() -> None:
-    """For fields of resolved waves; the waves beyond them count as squared error."""
+    """The formula applies to resolved waves. All other waves contribute their squared error."""
     members, truth = draw_members(2)
     loss = build_ensemble_loss({"kind": "amse"})
     resolved = [EXACT.synthesise(EXACT.analyse(fields.double())) for fields in (members, truth)]
-    expected = published_formula(resolved[0], resolved[1][:, None]).sum(-1).mean()
+    expected = compute_published_amse(resolved[0], resolved[1][:, None]).sum(-1).mean()
     assert loss(resolved[0], resolved[1]).item() == pytest.approx(expected.item(), rel=1e-5)
     area = torch.from_numpy(GRID.area_weights())
     error = (members - truth[:, None]).double()
@@ -154,33 +154,33 @@ def test_amse_equals_the_published_formula() -> None:
 
 
 def test_amse_of_one_harmonic() -> None:
-    """Of twice the amplitude, and of a shifted phase: closed forms."""
+    """Twice the amplitude and a shifted phase have closed forms."""
     truth_HW = make_harmonic(5, 3)
     loss = build_ensemble_loss({"kind": "amse"})
-    larger = loss(expand(2 * truth_HW)[:, None], expand(truth_HW))
+    larger = loss(expand_field(2 * truth_HW)[:, None], expand_field(truth_HW))
     # The harmonic has the power 2, because it counts twice.
     assert larger.item() == pytest.approx(2.0, rel=1e-5)
-    shifted = loss(expand(make_harmonic(5, 3, phase=0.7))[:, None], expand(truth_HW))
+    shifted = loss(expand_field(make_harmonic(5, 3, phase=0.7))[:, None], expand_field(truth_HW))
     assert shifted.item() == pytest.approx(2 * 2 * (1 - math.cos(0.7)), rel=1e-5)
 
 
 def test_amse_does_not_reward_blur() -> None:
-    """Of waves out of phase, the squared error prefers the smaller amplitude; the adjusted one has its minimum at 1."""
+    """For waves out of phase, the squared error prefers a small amplitude. The adjusted error is least at 1."""
     truth, wave = make_harmonic(6, 2), make_harmonic(6, 2, phase=1.2)
     values = {}
     for kind in ("amse", "mse"):
         loss = build_ensemble_loss({"kind": kind})
-        values[kind] = [loss(expand(a * wave)[:, None], expand(truth)).item() for a in (0.3, 0.6, 1.0, 1.3)]
+        values[kind] = [loss(expand_field(a * wave)[:, None], expand_field(truth)).item() for a in (0.3, 0.6, 1.0, 1.3)]
     assert int(np.argmin(values["mse"])) == 0
     assert int(np.argmin(values["amse"])) == 2
 
 
-def test_amse_in_single_precision_of_a_nearly_perfect_forecast() -> None:
+def test_amse_of_a_nearly_perfect_forecast_in_single_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(1, 3, *GRID.shape, generator=generator)
     error = 1e-4 * torch.randn(1, 3, *GRID.shape, generator=generator)
     forecast = truth + error
-    exact = published_formula(forecast.double(), truth.double())
+    exact = compute_published_amse(forecast.double(), truth.double())
     transform = SphericalTransform(GRID)
     # The rounding of the sum to float32 is an error of 6e-8 of the field, 6e-4 of the difference.
     result = adjusted_squared_error(transform.analyse(forecast - truth), transform.analyse(truth), transform)
@@ -213,7 +213,7 @@ def test_amse_refuses_missing_cells() -> None:
     mask[3, 4] = True
     with pytest.raises(ConfigError, match="loss.kind: amse .* t, because it has missing cells"):
         build_ensemble_loss({"kind": "amse"}, {"t": mask})
-    # Neither an input nor a variable without weight matters.
+    # Inputs and variables without weight may have missing cells.
     build_ensemble_loss({"kind": "amse"}, {"sst": mask})
     build_ensemble_loss({"kind": "amse", "weights": {"t": 0.0}}, {"t": mask})
 
@@ -227,7 +227,7 @@ def test_equal_weights_of_cells_are_refused(kind: str) -> None:
         build_ensemble_loss({"kind": "sum", "terms": terms, "latitude_weights": False})
 
 
-def test_terms_of_a_sum() -> None:
+def test_spectral_losses_may_be_terms_of_a_sum() -> None:
     members, truth = draw_members(4)
     scales = {"kind": "multiscale_crps", "scales": ["3000km", "0km"]}
     terms = [{"kind": "crps"}, {"kind": "spectral_crps", "weight": 0.5}, {"kind": "amse", "weight": 0.25}]
@@ -242,8 +242,8 @@ def test_terms_of_a_sum() -> None:
 
 
 @pytest.mark.parametrize("kind", ["spectral_crps", "amse", "multiscale_crps"])
-def test_bfloat16_outputs_under_autocast(kind: str) -> None:
-    """The loss runs in float32."""
+def test_bfloat16_outputs_are_scored_in_float32(kind: str) -> None:
+    """The loss is computed in float32."""
     members, truth = draw_members(2)
     scales = {"scales": ["3000km", "0km"]} if kind == "multiscale_crps" else {}
     loss = build_ensemble_loss({"kind": kind, **scales})

@@ -19,17 +19,17 @@ CHANNELS = ChannelMap.build(
 )
 
 
-def weights() -> torch.Tensor:
+def build_weights() -> torch.Tensor:
     return torch.from_numpy(np.broadcast_to(GRID.area_weights(), (3, *GRID.shape)).copy())
 
 
-def test_against_numpy() -> None:
+def test_rmse_and_skill_equal_numpy() -> None:
     generator = np.random.default_rng(0)
     shape = (2, 7, 3, *GRID.shape)
     forecasts = generator.normal(size=shape).astype(np.float32)
     initial = generator.normal(size=shape).astype(np.float32)
     truth = generator.normal(size=shape).astype(np.float32)
-    metric = RootMeanSquareError(MetricContext(CHANNELS, weights(), [6.0, 12.0]))
+    metric = RootMeanSquareError(MetricContext(CHANNELS, build_weights(), [6.0, 12.0]))
     for cases in (slice(0, 3), slice(3, 7)):
         for lead in range(2):
             forecast = torch.from_numpy(forecasts[lead, cases])
@@ -57,17 +57,17 @@ def test_ensembles_are_scored_by_their_mean() -> None:
     zero = torch.zeros(2, 3, *GRID.shape)
     summaries = []
     for forecast in (members, members.mean(dim=1, keepdim=True)):
-        metric = RootMeanSquareError(MetricContext(CHANNELS, weights(), [6.0]))
+        metric = RootMeanSquareError(MetricContext(CHANNELS, build_weights(), [6.0]))
         metric.add(0, forecast, zero, zero)
         summaries.append(metric.summary(2))
     assert summaries[0] == pytest.approx(summaries[1], rel=1e-6)
 
 
 def test_masked_cells_do_not_count() -> None:
-    weight = weights()
-    weight[:, :4] = 0
-    weight /= weight.sum(dim=(1, 2), keepdim=True)
-    metric = RootMeanSquareError(MetricContext(CHANNELS, weight, [6.0]))
+    masked_weights = build_weights()
+    masked_weights[:, :4] = 0
+    masked_weights /= masked_weights.sum(dim=(1, 2), keepdim=True)
+    metric = RootMeanSquareError(MetricContext(CHANNELS, masked_weights, [6.0]))
     error = torch.ones(1, 3, *GRID.shape)
     error[..., :4, :] = 1e6
     metric.add(0, error[:, None], 2 * error, torch.zeros_like(error))
@@ -82,11 +82,11 @@ def test_names_of_metrics_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match='trainer.metrics: "rsme" is not a metric; did you mean "rmse"'):
         find_metric_class("rsme")
 
-    class Other(RootMeanSquareError):
+    class OtherMetric(RootMeanSquareError):
         pass
 
     with pytest.raises(ConfigError, match='"rmse".*is taken by credit.metrics.rmse'):
-        register_metric("rmse")(Other)
+        register_metric("rmse")(OtherMetric)
     with pytest.raises(ConfigError, match="must derive from credit.metrics.base.Metric"):
         register_metric("integer")(int)
-    assert issubclass(register_metric("other")(Other), Metric)
+    assert issubclass(register_metric("other")(OtherMetric), Metric)

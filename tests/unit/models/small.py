@@ -1,4 +1,4 @@
-"""A WXFormer of the golden files' size, for tests that need any model."""
+"""Builder of a small WXFormer for tests. The sizes are those of the golden files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def build(seed: int = 0, **changes: Any) -> WXFormer:
-    """Return a small model with weights of `seed`."""
+    """Return a small model whose initial weights are drawn from `seed`."""
     model = WXFormer.from_kwargs(**{**SETTINGS, **changes})
     model.initialise(seed)
     return model

@@ -1,4 +1,4 @@
-"""Weights for more channels: the other channels keep their function, and everything that is new can be trained."""
+"""Extension of weights to new channels: trained channels keep their outputs, and new channels can be trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.registry import build_model
 
 FRAMES = 2
-# Sections of all networks, each with and without the options that change the layers which read or write channels.
+# Config sections of all networks. Variants differ in the options that change layers which read or write channels.
 WXFORMER = {
     "type": "wxformer",
     "dim": [8, 16, 32, 64],
@@ -54,32 +54,32 @@ def build_network(section: dict[str, Any], channels: ChannelMap) -> ForecastMode
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_other_channels_keep_their_function_and_new_ones_are_trained(name: str) -> None:
+def test_trained_channels_keep_their_outputs_and_new_ones_can_be_trained(name: str) -> None:
     torch.manual_seed(0)
-    trained = build_channels("abc", "f", "y")
-    # New channels stand before, between and after the others, and a forcing becomes prognostic.
-    own = build_channels("nabcfm", "gh", "xyz")
-    base = build_network(SECTIONS[name], trained).eval()
-    network = build_network(SECTIONS[name], own).eval()
+    trained_channels = build_channels("abc", "f", "y")
+    # The extended map has new channels before, between and after the trained ones, and the forcing f is prognostic.
+    extended_channels = build_channels("nabcfm", "gh", "xyz")
+    base = build_network(SECTIONS[name], trained_channels).eval()
+    network = build_network(SECTIONS[name], extended_channels).eval()
 
     stored = base.state_dict()
     axes = find_channel_axes(network)
     assert axes.keys() == find_channel_axes(base).keys()
-    extended = extend_channels(axes, stored, trained, own)
+    extended = extend_channels(axes, stored, trained_channels, extended_channels)
     network.load_state_dict({**stored, **extended})
 
     x_BCTHW = torch.randn(2, *network.spec.in_shape)
-    input_names = [channel.name for channel in own.input]
-    output_names = [channel.name for channel in own.output]
-    base_inputs = [input_names.index(channel.name) for channel in trained.input]
-    base_outputs = [output_names.index(channel.name) for channel in trained.output]
+    input_names = [channel.name for channel in extended_channels.input]
+    output_names = [channel.name for channel in extended_channels.output]
+    base_inputs = [input_names.index(channel.name) for channel in trained_channels.input]
+    base_outputs = [output_names.index(channel.name) for channel in trained_channels.output]
     with torch.no_grad():
         y_BCTHW = network(x_BCTHW)
         torch.testing.assert_close(y_BCTHW[:, base_outputs], base(x_BCTHW[:, base_inputs]), rtol=1e-5, atol=1e-6)
     new_outputs = [index for index in range(len(output_names)) if index not in base_outputs]
     assert not y_BCTHW[:, new_outputs].any()
 
-    # A few steps reach the entries of every new channel in every tensor.
+    # A few optimizer steps change the entries of every channel in every tensor.
     network.train()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     before = {key: value.clone() for key, value in network.state_dict().items()}
@@ -100,7 +100,8 @@ def test_other_channels_keep_their_function_and_new_ones_are_trained(name: str) 
 
 
 def test_entries_are_copied_by_name() -> None:
-    # One entry before the channels and one after; two repetitions of channels with three entries each.
+    # There is one entry before the channels and one after them. Between them, the channels occur twice, with three
+    # entries each.
     stored = torch.arange(1.0, 15.0)
     axis = ChannelAxis("input", 0, start=1, outer=2, inner=3)
     extended = axis.extend(stored, ["b", "a"], ["a", "new", "b"])
@@ -109,13 +110,15 @@ def test_entries_are_copied_by_name() -> None:
 
 
 def test_spectral_norm_of_an_extended_weight_stays_the_same() -> None:
-    trained, own = build_channels("abc", "", ""), build_channels("anbcm", "", "")
-    base = build_network(SECTIONS["wxformer"], trained)
-    network = build_network(SECTIONS["wxformer"], own)
+    trained_channels, extended_channels = build_channels("abc", "", ""), build_channels("anbcm", "", "")
+    base = build_network(SECTIONS["wxformer"], trained_channels)
+    network = build_network(SECTIONS["wxformer"], extended_channels)
     for _ in range(50):
         advance_power_iterations(base)
     stored = base.state_dict()
-    network.load_state_dict({**stored, **extend_channels(find_channel_axes(network), stored, trained, own)})
+    network.load_state_dict(
+        {**stored, **extend_channels(find_channel_axes(network), stored, trained_channels, extended_channels)}
+    )
     for (path, module), (_, extended_module) in zip(base.named_modules(), network.named_modules(), strict=True):
         if hasattr(module, "parametrizations"):
             norm = torch.linalg.matrix_norm(module.weight.flatten(1), ord=2)
@@ -126,7 +129,7 @@ def test_spectral_norm_of_an_extended_weight_stays_the_same() -> None:
 @pytest.mark.parametrize("name", ["wxformer", "unet", "swin", "sfno", "graph"])
 def test_weights_do_not_depend_on_the_grid_or_can_be_interpolated(name: str) -> None:
     section = SECTIONS[name]
-    changed = {
+    section_changes = {
         "wxformer": {"padding": {"lat": [12, 12], "lon": [8, 8]}},
         "sfno": {"max_degree": 10},
     }
@@ -135,7 +138,7 @@ def test_weights_do_not_depend_on_the_grid_or_can_be_interpolated(name: str) -> 
     new_grid = LatLonGrid.equiangular(24, 48, False)
     network = build_network(section, channels)
     spec = ModelSpec(channels, new_grid, FRAMES, FRAMES)
-    finer = build_model(spec, MODELS.find_section(name).model_validate({**section, **changed.get(name, {})}))
+    finer = build_model(spec, MODELS.find_section(name).model_validate({**section, **section_changes.get(name, {})}))
     stored = network.state_dict()
     interpolated = interpolate_rows(find_row_dims(finer), stored, trained_grid, new_grid)
     assert interpolated.keys() == ({"row_embedding.vectors"} if name == "sfno" else set())
@@ -143,9 +146,9 @@ def test_weights_do_not_depend_on_the_grid_or_can_be_interpolated(name: str) -> 
 
 
 def test_rows_are_interpolated_in_latitude() -> None:
-    trained, new = LatLonGrid.equiangular(6, 12, False), LatLonGrid.equiangular(9, 18, True)
-    stored = {"vectors": torch.from_numpy(trained.lat.copy())[None].repeat(2, 1)}
-    (rows,) = interpolate_rows({"vectors": 1}, stored, trained, new).values()
+    trained_grid, new_grid = LatLonGrid.equiangular(6, 12, False), LatLonGrid.equiangular(9, 18, True)
+    stored = {"vectors": torch.from_numpy(trained_grid.lat.copy())[None].repeat(2, 1)}
+    (rows,) = interpolate_rows({"vectors": 1}, stored, trained_grid, new_grid).values()
     # The rows on the poles lie beyond the outermost rows of the trained grid.
-    expected = torch.from_numpy(new.lat.copy()).clamp(-75, 75)
+    expected = torch.from_numpy(new_grid.lat.copy()).clamp(-75, 75)
     torch.testing.assert_close(rows, expected[None].repeat(2, 1))

@@ -1,7 +1,7 @@
-"""Agreement with the network that the published weights were trained with, on stored numbers.
+"""Agreement with stored results of the network that the published weights were trained with.
 
 Tolerances: 1e-5 of the output's standard deviation, 1e-6 relative for the loss, and for each gradient norm 1e-4
-relative plus 1e-7 of the total norm, since some true gradients are zero and what is stored of them is rounding.
+relative plus 1e-7 of the total norm. Some true gradients are zero, and their stored norms are rounding errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = ("wxformer_pixelshuffle_mirror", "wxformer_transposed_earth")
 
 
 class Case:
-    """One golden file pair, with our model in the stored state."""
+    """A pair of golden files, and this package's model with the stored weights."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -58,23 +58,26 @@ def test_training_output_loss_and_gradients(case: Case) -> None:
     torch.testing.assert_close(loss, case.stored["loss_train"].view(()), rtol=1e-6, atol=0)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in case.model.named_parameters()}
-    total = case.stored["grad_norm_total"].item()
-    assert torch.nn.utils.get_total_norm(gradients.values()).item() == pytest.approx(total, rel=1e-5)
-    norms = {name: norm for name, norm in case.group("gradnorm::").items() if not name.startswith("cube_embedding")}
-    # A norm does not care about the order of rows, so marked tensors of the right shape carry names through the import.
+    total_norm = case.stored["grad_norm_total"].item()
+    assert torch.nn.utils.get_total_norm(gradients.values()).item() == pytest.approx(total_norm, rel=1e-5)
+    published_norms = {
+        name: norm for name, norm in case.group("gradnorm::").items() if not name.startswith("cube_embedding")
+    }
+    # The conversion may reorder rows, which does not change a norm, so only the names must be converted. For each name,
+    # the conversion of a state with ones in this tensor and zeros elsewhere shows the converted name.
     state = case.group("state::")
-    renamed = {}
-    for name, norm in norms.items():
+    expected_norms = {}
+    for name, norm in published_norms.items():
         marked = {key: torch.full_like(value, float(key == name)) for key, value in state.items()}
         (converted_name,) = [key for key, value in convert_published_state(marked).items() if value.any()]
-        renamed[converted_name] = norm.item()
-    assert renamed.keys() == gradients.keys()
-    for name, norm in renamed.items():
-        assert gradients[name].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-7 * total), name
+        expected_norms[converted_name] = norm.item()
+    assert expected_norms.keys() == gradients.keys()
+    for name, norm in expected_norms.items():
+        assert gradients[name].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-7 * total_norm), name
 
 
 def test_parameter_count(case: Case) -> None:
-    unused = sum(v.numel() for name, v in case.group("state::").items() if name.startswith("cube_embedding."))
+    num_unused = sum(v.numel() for name, v in case.group("state::").items() if name.startswith("cube_embedding."))
     num_parameters = sum(parameter.numel() for parameter in case.model.parameters())
-    assert unused > 0
-    assert num_parameters == case.settings["parameters_in_reference"] - unused
+    assert num_unused > 0
+    assert num_parameters == case.settings["parameters_in_reference"] - num_unused

@@ -1,4 +1,4 @@
-"""Import of published state dicts: variants of names, rows by head, and what does not belong."""
+"""Import of published state dicts: variants of names, order of rows by head, unused and unknown keys."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def state() -> dict[str, torch.Tensor]:
         return {k.removeprefix("state::"): torch.from_numpy(stored[k]) for k in stored.files if k.startswith("state::")}
 
 
-def test_prefix_wrapping_and_newer_embedding_names_give_the_same(state: dict[str, torch.Tensor]) -> None:
-    newer = {
+def test_prefixes_and_newer_embedding_names_give_the_same_weights(state: dict[str, torch.Tensor]) -> None:
+    newer_state = {
         "module."
         + (key.replace(".weight", ".1.weight").replace(".bias", ".1.bias") if ".convs." in key else key): value
         for key, value in state.items()
     }
-    assert any(".convs.0.1.weight_orig" in key for key in newer)
+    assert any(".convs.0.1.weight_orig" in key for key in newer_state)
     expected = convert_published_state(state)
-    converted = convert_published_state({"model_state_dict": newer, "epoch": torch.tensor(3)})
+    converted = convert_published_state({"model_state_dict": newer_state, "epoch": torch.tensor(3)})
     assert converted.keys() == expected.keys()
     assert all(torch.equal(converted[key], expected[key]) for key in expected)
 
@@ -51,9 +51,9 @@ def test_unused_parameters_are_logged_and_unknown_ones_refused(
     with caplog.at_level(logging.INFO, logger="credit.models"):
         convert_published_state(state)
     assert "cube_embedding.proj.weight" in caplog.text
-    partial = {key: value for key, value in state.items() if not key.startswith("layers.0.1.layers.0.0.norm")}
+    incomplete_state = {key: value for key, value in state.items() if not key.startswith("layers.0.1.layers.0.0.norm")}
     with pytest.raises(CheckpointError, match=r"layers\.0\.1\.layers\.0\.0\.norm\.g is missing"):
-        convert_published_state(partial)
+        convert_published_state(incomplete_state)
     with pytest.raises(CheckpointError, match=r"layers\.0\.1\.layers\.0\.0\.to_k\.weight, film\.weight"):
         convert_published_state(
             {**state, "layers.0.1.layers.0.0.to_k.weight": torch.ones(1), "film.weight": torch.ones(1)}
@@ -63,5 +63,5 @@ def test_unused_parameters_are_logged_and_unknown_ones_refused(
 def test_tensors_keep_their_order(state: dict[str, torch.Tensor]) -> None:
     """The order does not depend on the hash of the names, which differs between processes."""
     converted = list(convert_published_state(state))
-    backwards = list(convert_published_state(dict(reversed(state.items()))))
-    assert backwards == converted[::-1]
+    reversed_names = list(convert_published_state(dict(reversed(state.items()))))
+    assert reversed_names == converted[::-1]

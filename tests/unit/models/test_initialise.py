@@ -1,4 +1,4 @@
-"""How models of other people start: every kind of layer, parameters and buffers of any name, the same on any device."""
+"""Initial values of models from plugins: any kind of layer, any name of a parameter or buffer, and any device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.registries import isolate
 
 
 class Scaled(nn.Module):
-    """Parameters and buffers of its own, none of them called weight."""
+    """Module with additional parameters and buffers, none of them called weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Scaled(nn.Module):
         self.register_buffer("count", torch.empty((), dtype=torch.int64))
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Tell how each starts."""
+        """Return the initial value of a parameter or buffer."""
         if key == "gamma":
             return torch.randn(shape, generator=generator, device="cpu")
         return torch.arange(3.0, device="cpu") if key == "window" else torch.zeros(shape, device="cpu")
@@ -39,13 +39,13 @@ def draw_values(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
     return dict(initial_values(model, seed))
 
 
-def on_meta(build) -> nn.Module:
+def build_on_meta(build) -> nn.Module:
     with torch.device("meta"):
         return build()
 
 
 def test_parameters_and_buffers_of_any_name() -> None:
-    model = on_meta(lambda: nn.Sequential(Scaled(), Scaled()))
+    model = build_on_meta(lambda: nn.Sequential(Scaled(), Scaled()))
     values = draw_values(model)
     assert values.keys() == model.state_dict().keys()
     assert torch.equal(values["0.window"], torch.arange(3.0))
@@ -53,8 +53,8 @@ def test_parameters_and_buffers_of_any_name() -> None:
     assert torch.equal(values["1.gamma"], draw_values(nn.Sequential(nn.Identity(), Scaled()))["1.gamma"])
 
 
-def test_a_checkpointed_block_with_parameters_of_its_own() -> None:
-    """What wrappers put at the end of a path is in no name, and changes no value."""
+def test_checkpointing_does_not_change_names_or_initial_values() -> None:
+    """The names of initial values omit the path components of wrappers, so a wrapper changes no value."""
     model = nn.Sequential(Scaled(), nn.Linear(4, 4))
     plain_values = draw_values(model)
     model[0]._fsdp2_shard = model[1]._fsdp2_shard = True
@@ -78,9 +78,9 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_torch_start_as_torch_says(name: str) -> None:
-    """Bounds and moments are torch's own; the global random state is left alone."""
+    """Moments and constants are those of torch. The global random state does not change."""
     before = torch.get_rng_state()
-    model = on_meta(lambda: nn.Sequential(KINDS[name](), KINDS[name]()))
+    model = build_on_meta(lambda: nn.Sequential(KINDS[name](), KINDS[name]()))
     values = draw_values(model)
     assert torch.equal(torch.get_rng_state(), before)
     torch_state = nn.Sequential(KINDS[name](), KINDS[name]()).state_dict()
@@ -103,7 +103,7 @@ def test_kinds_of_torch_start_as_torch_says(name: str) -> None:
             assert not torch.equal(drawn_value, draw_values(model, seed=2)[f"0.{key}"])
 
 
-def test_what_tells_nothing_is_named() -> None:
+def test_modules_without_initial_values_are_named() -> None:
     class Silent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -111,7 +111,7 @@ def test_what_tells_nothing_is_named() -> None:
 
     class Half(Silent):
         def reset_parameters(self) -> None:
-            """Forget gamma."""
+            """Leave gamma unset."""
 
     for kind in (Silent, Half):
         with pytest.raises(ConfigError, match=rf"model\.type: 1 \({kind.__name__}\).*gamma.*initial_value"):
@@ -122,7 +122,7 @@ def test_what_tells_nothing_is_named() -> None:
 
 
 class Indexed(nn.Linear):
-    """A layer with buffers that have no NaN, which its reset_parameters sets, or does not."""
+    """Linear layer with a buffer whose dtype has no NaN; `reset_parameters` sets the buffer only if `sets` is True."""
 
     def __init__(self, dtype: torch.dtype, sets: bool) -> None:
         self.sets = sets
@@ -131,7 +131,7 @@ class Indexed(nn.Linear):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the order beside what Linear sets."""
+        """Set the parameters of Linear and, if `sets` is True, the order."""
         super().reset_parameters()
         if self.sets and hasattr(self, "order"):
             self.order.copy_(torch.tensor([0, 1, 0]))
@@ -139,9 +139,9 @@ class Indexed(nn.Linear):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
-    """Nothing but its own code knows the values; zeros in their place would train another model."""
+    """Only the code of the layer knows the values. With zeros instead, a different model would be trained."""
     with pytest.raises(ConfigError, match=r"model\.type: 0 \(Indexed\): order cannot be initialised.*initial_value"):
-        draw_values(on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
+        draw_values(build_on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
 
     class Reads(Indexed):
         def reset_parameters(self) -> None:
@@ -160,7 +160,7 @@ def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
     "norm", [spectral_norm, parametrizations.spectral_norm, parametrizations.weight_norm, weight_norm]
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_normalisations_of_torch_are_refused_with_ours(norm) -> None:
+def test_normalisations_of_torch_are_refused(norm) -> None:
     with pytest.raises(ConfigError, match=r"0 \(.*Linear\).*apply_spectral_norm\(model\)"):
         draw_values(nn.Sequential(norm(nn.Linear(3, 2))))
     model = nn.Sequential(nn.Linear(3, 2))
@@ -168,7 +168,7 @@ def test_normalisations_of_torch_are_refused_with_ours(norm) -> None:
     assert draw_values(model).keys() == model.state_dict().keys()
 
 
-def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_and_complex_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
     spec = ModelSpec.from_sizes(image_height=4, image_width=8, in_channels=1, out_channels=1)
 

@@ -1,4 +1,4 @@
-"""Adapters: what trains, what stays, what is saved, and that merging leaves the function as it is."""
+"""LoRA adapters: trained and frozen weights, saved states, and merging, which does not change the function."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TARGETS = ["*.to_qkv", "*.contract", "*.convs.0", "decoder.*"]
 LAYERS = (lambda: nn.Linear(7, 5), lambda: nn.Conv2d(3, 5, 3), lambda: nn.ConvTranspose2d(3, 5, 2))
 
 
-def adapted(**changes: Any) -> nn.Module:
-    """Return the small model with adapters that are not zero any more."""
+def build_adapted_model(**changes: Any) -> nn.Module:
+    """Return the small model with nonzero adapters."""
     model = lora.apply_lora(build(**changes), TARGETS, rank=3, alpha=6.0)
-    fill(model)
+    initialise_adapters(model)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -36,7 +36,7 @@ def adapted(**changes: Any) -> nn.Module:
     return model
 
 
-def fill(model: nn.Module, seed: int = 0) -> None:
+def initialise_adapters(model: nn.Module, seed: int = 0) -> None:
     state = model.state_dict()
     for name, value in lora.initial_adapters(model, seed):
         state[name].copy_(value)
@@ -52,8 +52,8 @@ def train(model: nn.Module, steps: int = 3) -> None:
 
 
 @pytest.mark.parametrize("make", LAYERS)
-def test_the_weight_in_use(make: Callable[[], nn.Module]) -> None:
-    """W + alpha / rank * B A by numpy, in use and merged."""
+def test_adapted_and_merged_weights_equal_the_formula(make: Callable[[], nn.Module]) -> None:
+    """Compare the adapted weight and the merged weight with W + alpha / rank * B A, computed with numpy."""
     layer = make()
     weight = layer.weight.detach().numpy().copy()
     model = lora.apply_lora(nn.Sequential(layer), ["0"], rank=2, alpha=3.0)
@@ -71,7 +71,7 @@ def test_the_weight_in_use(make: Callable[[], nn.Module]) -> None:
 def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bool) -> None:
     base_model = build(use_spectral_norm=use_spectral_norm).eval()
     model = lora.apply_lora(build(use_spectral_norm=use_spectral_norm), TARGETS, rank=3, alpha=6.0)
-    fill(model)
+    initialise_adapters(model)
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(fields()), base_model(fields()), rtol=0, atol=1e-6)
     model.train()(fields()).sum().backward()
@@ -86,7 +86,7 @@ def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bo
     assert {
         name for name, t in lora.checkpoint_state_dict(model).items() if not torch.equal(t, saved[name])
     } == saved.keys()
-    # bit for bit; u and v of adapted layers are saved with the adapters
+    # Base weights stay equal bit for bit. Only u and v of adapted layers change; they are saved with the adapters.
     changed_names = {
         name for name, tensor in lora.base_state_dict(model, set()).items() if not torch.equal(tensor, base[name])
     }
@@ -94,8 +94,8 @@ def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bo
 
 
 @pytest.mark.parametrize("use_spectral_norm", [True, False])
-def test_merged_is_the_same_function_under_the_plain_names(use_spectral_norm: bool) -> None:
-    model = adapted(use_spectral_norm=use_spectral_norm)
+def test_merged_model_computes_the_same_under_plain_names(use_spectral_norm: bool) -> None:
+    model = build_adapted_model(use_spectral_norm=use_spectral_norm)
     train(model, 1)
     with torch.no_grad():
         before = model.eval()(fields())
@@ -109,8 +109,8 @@ def test_merged_is_the_same_function_under_the_plain_names(use_spectral_norm: bo
     assert (before - base).abs().max() > 1e-3 * before.abs().max(), "the adapters did nothing"
 
 
-def test_vectors_follow_adapted_weights_alone() -> None:
-    model = adapted().train()
+def test_only_vectors_of_adapted_weights_are_iterated() -> None:
+    model = build_adapted_model().train()
     frozen = {name: v.clone() for name, v in spectral_norm.find_singular_vectors(model).items() if ".weight.0." in name}
     moving = {name: v.clone() for name, v in spectral_norm.find_singular_vectors(model).items() if ".weight.1." in name}
     assert frozen and moving
@@ -139,8 +139,8 @@ class NormalisedPair(nn.Module):
         return self.second(self.first(x).tanh())
 
 
-def gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the gradients of the second of two optimizer steps with two forwards each, and the vectors behind it."""
+def compute_gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradients of the second of two steps with two forwards each, and the singular vectors after it."""
     for _ in range(2):
         model.zero_grad()
         spectral_norm.advance_power_iterations(model)
@@ -154,9 +154,9 @@ def gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch
 @pytest.mark.parametrize("mode", [True, "selective"])
 @pytest.mark.parametrize("prepared", [False, True])
 def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, mode: bool | str) -> None:
-    """A power iteration that forms the adapted weight once more would shift what selective checkpointing has stored.
+    """A power iteration that computes the adapted weight again would shift the results of selective checkpointing.
 
-    With as many samples as channels, products of one shape would take each other's places without an error.
+    There are as many samples as channels, so products have equal shapes, and exchanged results would raise no error.
     """
     results = []
     for checkpointed in (False, True):
@@ -172,7 +172,7 @@ def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, 
         if checkpointed:
             checkpoint_blocks(model, mode)
         with force_gpu_path() if prepared else contextlib.nullcontext():
-            results.append(gradients_of_two_steps(model, torch.randn(6, 4)))
+            results.append(compute_gradients_of_two_steps(model, torch.randn(6, 4)))
     expected, recomputed = results
     assert recomputed.keys() == expected.keys() and len(expected) == 2 * 2 * 4
     for name, value in expected.items():
@@ -180,7 +180,7 @@ def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, 
 
 
 def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:
-    saved = lora.checkpoint_state_dict(adapted())
+    saved = lora.checkpoint_state_dict(build_adapted_model())
     assert {name.rpartition(".")[2] for name in saved} == {"a", "b", "u", "v"}
     assert lora.checkpoint_state_dict(build()).keys() == build().state_dict().keys()
 
@@ -217,7 +217,7 @@ def test_layers_of_noise_train_without_adapters() -> None:
             noise_names.add(name)
     assert {"stages.0.noise_embed.weight", "noise.cell_embedding.contract.weight"} < noise_names
     assert noise_names < lora.checkpoint_state_dict(model).keys()
-    # A base without noise has the names of a plain network, one with noise has all.
+    # The base state for a base without noise has the names of a plain network. With noise it has all names.
     plain_names, noisy_names = (set(build(noise=noise).state_dict()) for noise in ([], ["global", "cell", "spherical"]))
     assert lora.base_state_dict(model, plain_names).keys() == plain_names
     assert lora.base_state_dict(model, noisy_names).keys() == noisy_names

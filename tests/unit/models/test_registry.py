@@ -24,7 +24,7 @@ class ScaledSection(ModelSection):
 
 
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolate_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
 
 
@@ -33,7 +33,7 @@ def test_built_in_models_are_known_without_an_import() -> None:
     assert model_class("wxformer") is WXFormer
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_error_for_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r'model\.type: "wxfromer" is not a model; did you mean "wxformer"\?'):
         build_model(SPEC, ModelSection(type="wxfromer"))
 
@@ -54,7 +54,7 @@ def test_a_plugin_registers_class_and_section_together() -> None:
         register_model("scaled", ScaledSection)(WXFormer)
 
 
-def test_the_name_of_a_built_in_model_is_taken() -> None:
+def test_name_of_a_built_in_model_cannot_be_registered() -> None:
     class Impostor(ForecastModel):
         pass
 
@@ -69,7 +69,7 @@ def test_a_class_of_another_kind_is_refused() -> None:
 
 @pytest.mark.parametrize("kinds", REGISTRIES, ids=lambda kinds: kinds.noun)
 def test_the_table_of_built_in_kinds_agrees_with_the_decorators(kinds: registry.Registry) -> None:
-    """The table names the section that the class is registered with; a fresh process resolves both."""
+    """The table names the section that the class is registered with. A new process can resolve both."""
     for name, built_in in kinds._built_in.items():
         module, _, attribute = built_in.section.partition(":")
         code = (

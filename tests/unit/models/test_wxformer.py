@@ -1,4 +1,4 @@
-"""The whole model: sizes, options, initial weights, and errors that say what would fit."""
+"""WXFormer as a whole: sizes, options, initial weights, and errors that suggest valid values."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_channels_vary_slower_than_frames() -> None:
     x = torch.randn(1, 3, 2, 16, 24)
     folded = build(in_channels=6, use_spectral_norm=False).eval()
     folded.load_state_dict(model.state_dict())
-    rows = torch.stack([x[:, c, t] for c in range(3) for t in range(2)], dim=1)
-    torch.testing.assert_close(model(x), folded(rows[:, :, None]), rtol=0, atol=0)
+    channels = torch.stack([x[:, c, t] for c in range(3) for t in range(2)], dim=1)
+    torch.testing.assert_close(model(x), folded(channels[:, :, None]), rtol=0, atol=0)
 
 
 def test_pixel_shuffle_and_icnr() -> None:
@@ -122,12 +122,15 @@ def test_blocks_declare_how_they_may_be_split() -> None:
     units = [m for m in model.modules() if getattr(m, "_fsdp2_shard", False)]
     assert len(units) == sum(SETTINGS["depth"]) + len(model.decoder.blocks)
     layer = next(m for m in units if isinstance(m, TransformerLayer))
-    linear = {
+    linear_layers = {
         name for name, m in layer.named_modules() if isinstance(m, torch.nn.Linear) and "position_bias" not in name
     }
-    split = {name for name, kind in TransformerLayer._tp_plan.items() if kind != "replicated"}
-    assert split == linear
-    assert TransformerLayer._tp_plan.keys() - split == {"short_attention.position_bias", "long_attention.position_bias"}
+    split_layers = {name for name, kind in TransformerLayer._tp_plan.items() if kind != "replicated"}
+    assert split_layers == linear_layers
+    assert TransformerLayer._tp_plan.keys() - split_layers == {
+        "short_attention.position_bias",
+        "long_attention.position_bias",
+    }
 
 
 def test_exact_options_change_the_function() -> None:
@@ -142,8 +145,8 @@ def test_exact_options_change_the_function() -> None:
             {"padding": padding, "pole_points": True},
         )
     ]
-    for i, one in enumerate(outputs):
-        assert not any(torch.allclose(one, other) for other in outputs[:i])
+    for i, output in enumerate(outputs):
+        assert not any(torch.allclose(output, other) for other in outputs[:i])
 
 
 def test_interpolates_where_strides_do_not_cover_the_grid() -> None:

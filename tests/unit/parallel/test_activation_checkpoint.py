@@ -1,4 +1,4 @@
-"""Checkpointed blocks run again in the backward pass and give the same gradients, spectral norm on."""
+"""Checkpointed blocks run again in the backward pass and give the same gradients, also with spectral norm."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from tests.unit.models.small import build, fields
 
 
-def gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
-    """Gradients of a two-step rollout, and how often the last block ran."""
+def compute_rollout_gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the gradients of a two-step rollout, and the number of calls of the first block."""
     model = build(seed=3).train()
     calls = []
     block = next(module for module in model.modules() if getattr(module, "_fsdp2_shard", False))
-    inner = block.forward
-    block.forward = lambda *arguments: (calls.append(1), inner(*arguments))[1]
+    forward = block.forward
+    block.forward = lambda *arguments: (calls.append(1), forward(*arguments))[1]
     if mode:
         checkpoint_blocks(model, mode)
-        checkpoint_blocks(model, mode)  # those that are wrapped stay as they are
+        checkpoint_blocks(model, mode)  # wrapped blocks are not wrapped again
     spectral_norm.advance_power_iterations(model)
     model(model(fields())).square().mean().backward()
     return {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}, len(calls)
@@ -35,8 +35,8 @@ def gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
 
 @pytest.mark.parametrize("mode", [True, "selective"])
 def test_same_gradients_more_forwards(mode: bool | str) -> None:
-    plain_gradients, calls = gradients(False)
-    recomputed_gradients, more_calls = gradients(mode)
+    plain_gradients, calls = compute_rollout_gradients(False)
+    recomputed_gradients, more_calls = compute_rollout_gradients(mode)
     assert plain_gradients.keys() == recomputed_gradients.keys()
     for name, gradient in plain_gradients.items():
         torch.testing.assert_close(recomputed_gradients[name], gradient, rtol=1e-5, atol=1e-7)
@@ -46,22 +46,22 @@ def test_same_gradients_more_forwards(mode: bool | str) -> None:
 def test_nothing_is_computed_three_times() -> None:
     """Blocks that recompute something by themselves to save memory stop doing so once they are checkpointed."""
 
-    def operations() -> int:
-        # large kernels take fewer operations on a CPU
+    def count_operations() -> int:
+        # The kernels are small, because large ones need fewer operations on the CPU path.
         model = checkpoint_blocks(build(seed=3, cross_embed_kernel_sizes=[[2, 4]] * 4).train())
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             model(fields()).square().mean().backward()
         return counter.get_total_flops()
 
-    with force_gpu_path():  # where nothing is computed again by itself
-        saved_sizes = operations()
-    assert operations() == saved_sizes
+    with force_gpu_path():  # on this path, blocks recompute nothing by themselves
+        expected_operations = count_operations()
+    assert count_operations() == expected_operations
 
 
 @pytest.mark.parametrize("mode", [True, "selective"])
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -> None:
-    """Two forwards before the backward pass, two steps: gradients and vectors are those without checkpointing."""
+    """Over two steps of two forwards and one backward pass, gradients and vectors equal those without checkpointing."""
     results = []
     for checkpointed in (False, True):
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -
 
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
-    """Each call iterates, so each has vectors of its own: gradients are those without checkpointing."""
+    """Each call iterates, so each call has its own vectors. Gradients equal those without checkpointing."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Coder(nn.Module):
         return self.up(nn.functional.gelu(code)).sin()
 
 
-def round_trip_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def compute_round_trip_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return the loss of two rounds through the entry points of a model's two coders."""
     for coder in (*model[1:], *model[1:]):
         x = x + coder.decode(coder.encode(model[0](x), scale=2.0)["code"])
@@ -137,7 +137,7 @@ def round_trip_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("mode", [True, "selective"])
 @pytest.mark.parametrize("norm", [lambda layer: layer, nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str) -> None:
-    """Gradients and vectors are those without checkpointing; each call runs twice, and what it kept is freed."""
+    """Gradients and vectors equal those without checkpointing; each call runs twice and saves fewer values."""
     results, calls, saved_sizes = [], [], []
     for checkpointed in (False, True):
         torch.manual_seed(0)
@@ -152,7 +152,7 @@ def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str
 
         for _ in range(2):
             with torch.autograd.graph.saved_tensors_hooks(record_size, lambda tensor: tensor):
-                loss = round_trip_loss(model, x)
+                loss = compute_round_trip_loss(model, x)
             loss.backward()
         values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
         results.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})

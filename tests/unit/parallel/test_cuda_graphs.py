@@ -1,4 +1,4 @@
-"""CUDA graphs of compiled blocks: where they are refused, what is said of them, and where an iteration begins."""
+"""CUDA graphs of compiled blocks: refused settings, notes about their cost, and marks of iterations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ ENSEMBLE = ["model.noise=global", "loss={kind: crps}", "trainer.members=3", "tra
         (["trainer.grad_accum_every=3"], True, ["each of the 3 forward passes"]),
         (["data.forecast_len=2"], True, ["each of the 2 forward passes", "recomputed rollout steps"]),
         (["data.forecast_len=2", "trainer.recompute_steps=false"], True, ["each of the 2 forward passes"]),
-        # Two batches of members: the first without a graph, the last, and the first again.
+        # There are two batches of members, and three forward passes: the first batch without gradients, the last batch,
+        # and the first batch again with gradients.
         (ENSEMBLE, True, ["each of the 3 forward passes"]),
         (
             ["data.forecast_len=2", "trainer.forecast_len_from={0: 1, 0.5: 2}", "trainer.recompute_steps=false"],
@@ -113,7 +114,7 @@ def test_an_iteration_is_an_optimizer_step_or_a_batch_of_the_validation(
     metrics = build_metrics(config, assets, compute_cell_weights(assets, CPU))
     calls = [
         partial(step, iter([batch] * 2), 0, 1e-3),
-        # An explanation repeats each micro-step as an iteration of its own.
+        # The search for a non-finite value repeats each micro-step as a separate iteration.
         partial(step.describe_first_nonfinite, iter([batch] * 2), 0),
         partial(validate, objective, iter([batch] * 3), share, metrics, 2, lambda: False),
     ]

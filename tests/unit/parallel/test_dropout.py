@@ -9,7 +9,7 @@ from torch import nn
 from credit.parallel.tensor.dropout import RankRandomState
 
 
-def test_the_generator_of_the_tensor_s_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_generator_of_the_given_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two generators on the CPU stand for those of two GPUs, the first of which is the current device."""
     generators = (torch.Generator(), torch.Generator())
     monkeypatch.setattr(torch.cuda, "default_generators", generators)
@@ -23,15 +23,15 @@ def test_the_generator_of_the_tensor_s_device_is_seeded(monkeypatch: pytest.Monk
     assert torch.equal(generators[1].get_state(), common_states[1])
 
 
-def test_ranks_draw_different_numbers_and_then_the_same() -> None:
+def test_ranks_draw_different_numbers_inside_and_equal_ones_after() -> None:
     numbers_inside = []
-    numbers_behind = []
+    numbers_after = []
     for rank in (0, 1, 1):
         torch.manual_seed(0)
         random_state = RankRandomState(rank, nn.Dropout())
         random_state.enter(torch.device("cpu"))
         numbers_inside.append(torch.rand(()).item())
         random_state.leave(torch.device("cpu"))
-        numbers_behind.append(torch.rand(()).item())
+        numbers_after.append(torch.rand(()).item())
     assert numbers_inside[0] != numbers_inside[1] == numbers_inside[2]
-    assert len(set(numbers_behind)) == 1
+    assert len(set(numbers_after)) == 1

@@ -1,4 +1,4 @@
-"""Views that need a gradient are copied wherever they are in an output, and nothing else is."""
+"""Views that need a gradient are copied in any container of an output; nothing else is copied."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_views_in_containers(make: Any, take: Any) -> None:
     assert take(copied)._base is None and take(copied).requires_grad
     torch.testing.assert_close(take(copied), VIEW)
     assert take(output) is VIEW, "the output itself stays as it is"
-    for without in (make(NEW), make(VIEW.detach()), make(torch.zeros(3)[1:]), make(None)):
-        assert copy_views(without) is without
+    for uncopied_output in (make(NEW), make(VIEW.detach()), make(torch.zeros(3)[1:]), make(None)):
+        assert copy_views(uncopied_output) is uncopied_output
 
 
 class Coder(nn.Module):
-    """Returns views from its forward and from another entry point."""
+    """Module that returns views from its forward and from another entry point."""
 
     _fsdp2_forward_methods = ("forward", "encode")
 

@@ -1,4 +1,4 @@
-"""The interface of credit.parallel.fsdp2 in one process, with a process group of one where one is needed."""
+"""The interface of credit.parallel.fsdp2 in one process, with a process group of one rank if a test needs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.parallel.fsdp2_api.example_models import (
 
 @pytest.fixture
 def without_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Neither a process group nor a launcher, before and after."""
+    """Start without a process group and without variables of a launcher; destroy the group of the test afterwards."""
     assert not dist.is_initialized()
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -43,7 +43,7 @@ def without_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_logger_of_its_own() -> None:
+def test_the_module_has_its_own_logger() -> None:
     assert isinstance(fsdp2.logger, logging.Logger) and fsdp2.logger.name == "credit.parallel.fsdp2"
 
 
@@ -60,7 +60,7 @@ def test_one_process_without_a_group(conf: dict, without_process_group: None) ->
     assert dist.get_world_size() == 1
 
 
-def test_states_of_one_process(without_process_group: None) -> None:
+def test_saved_states_are_copies_and_resume_training(without_process_group: None) -> None:
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     take_step(model, optimizer, 1)
@@ -90,7 +90,7 @@ def test_a_model_that_is_not_sharded() -> None:
     fsdp2.reshard(model)
 
 
-def test_marks() -> None:
+def test_marked_modules_are_shardable() -> None:
     assert fsdp2._has_fsdp2_shard(Block()) and fsdp2._has_fsdp2_shard(OwnMark())
     plain_model, unmarked = nn.Linear(1, 1), Block()
     unmarked._fsdp2_shard = False
@@ -98,7 +98,7 @@ def test_marks() -> None:
     assert fsdp2._is_shardable(Block(), False) and not fsdp2._is_shardable(plain_model, False)
 
 
-def test_the_wrapper_is_the_unit() -> None:
+def test_the_checkpoint_wrapper_is_the_sharding_unit() -> None:
     model = nn.Sequential(Block(), nn.Linear(8, 8), OwnMark())
     blocks = list(model)
     fsdp2._apply_activation_checkpointing(model)
@@ -189,7 +189,7 @@ def test_policy(conf: dict, dtypes: tuple | None) -> None:
         ({"cast_forward_inputs": "false"}, r"cast_forward_inputs: .false. is not a boolean; write true or false"),
     ],
 )
-def test_policy_that_is_none(policy_section: object, message: str) -> None:
+def test_invalid_mixed_precision_policies_are_refused(policy_section: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fsdp2._build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_section}})
 
@@ -206,11 +206,11 @@ def test_spectral_norm_buffers() -> None:
 
 def test_parametrized_spectral_norm_buffers() -> None:
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))
-    link = model[0].parametrizations.weight[0]
-    before = link._u.clone()
+    norm = model[0].parametrizations.weight[0]
+    before = norm._u.clone()
     fsdp2._fix_spectral_norm_dtype(model, BF16)
-    assert (link._u.dtype, link._v.dtype) == (BF16, BF16)
-    torch.testing.assert_close(link._u.float(), before, atol=1e-2, rtol=1e-2)
+    assert (norm._u.dtype, norm._v.dtype) == (BF16, BF16)
+    torch.testing.assert_close(norm._u.float(), before, atol=1e-2, rtol=1e-2)
     assert model[0].parametrizations.weight.original.dtype == FP32
 
 
@@ -248,7 +248,7 @@ def test_parallelism_of_the_config_is_honoured(
     conf = {"trainer": {"parallelism": {"cpu_offload": offload, "reshard_after_forward": resumed_optimizer}}}
     fsdp2.apply_fsdp2(build_seeded(Net), None, conf)
     assert offload_flags == [bool(offload)] * 3
-    # the last block and the model are needed first in the backward pass
+    # The last block and the model stay unsharded, because the backward pass needs them first.
     assert reshard_flags == [False, resumed_optimizer is not False, False]
 
 
@@ -275,7 +275,7 @@ class UnshardableNet(Net):
 def test_models_that_cannot_be_sharded(kind: str, message: str, without_process_group: None) -> None:
     model = fsdp2.apply_fsdp2(build_seeded(Net), None, {}) if kind == "twice" else UnshardableNet(kind)
     if kind != "twice":
-        fsdp2.apply_fsdp2(build_seeded(Net), None, {})  # makes the process group
+        fsdp2.apply_fsdp2(build_seeded(Net), None, {})  # creates the process group
     with pytest.raises(ConfigError, match=message):
         fsdp2.apply_fsdp2(model, None, {})
 
@@ -289,13 +289,13 @@ def test_models_that_cannot_be_sharded(kind: str, message: str, without_process_
         ({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": ["bfloat16"]}}}, "is not a dtype"),
     ],
 )
-def test_what_is_no_config(conf, message: str) -> None:
+def test_invalid_configs_are_refused(conf, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fsdp2._build_mp_policy(conf)
 
 
 @pytest.mark.parametrize("state_dict", [None, "model.pt", {"head.weight": [1.0]}])
-def test_what_is_no_state_dict(state_dict) -> None:
+def test_invalid_state_dicts_are_refused(state_dict) -> None:
     with pytest.raises(CheckpointError, match="instead of a dict|head.weight is not a tensor"):
         fsdp2.fsdp2_load_state_dict(build_seeded(Net), state_dict)
 

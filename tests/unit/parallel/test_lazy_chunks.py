@@ -1,4 +1,4 @@
-"""Shards that are created one by one are those of torch."""
+"""Chunks that are created one by one equal those of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_equal_to_the_chunks_of_torch(shape: tuple[int, ...], dim: int, num_chun
         assert chunk.shape == expected_chunk.shape and torch.equal(chunk, expected_chunk)
 
 
-def test_only_in_the_context() -> None:
+def test_torch_is_patched_only_inside_the_context() -> None:
     torch_function = _fsdp_param._chunk_with_empty
     with shard_lazily():
         assert _fsdp_param._chunk_with_empty is LazyChunks

@@ -1,4 +1,4 @@
-"""From the meta device to memory: everything filled, or a message that names what is not."""
+"""Models moved from the meta device to memory: all tensors have values, or an error names those without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from tests.unit.models.small import SETTINGS, build
 
 
-def test_the_same_weights_as_without_the_detour() -> None:
+def test_weights_equal_those_of_a_model_built_in_memory() -> None:
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**SETTINGS)
     allocate_(model, torch.device("cpu"))
@@ -25,7 +25,7 @@ def test_the_same_weights_as_without_the_detour() -> None:
         assert torch.equal(model.state_dict()[name], value), name
 
 
-def test_a_buffer_that_nobody_fills_is_named() -> None:
+def test_a_buffer_without_values_is_named() -> None:
     class Plugin(nn.Module):
         def __init__(self) -> None:
             super().__init__()

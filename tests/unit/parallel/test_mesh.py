@@ -1,4 +1,4 @@
-"""Degrees of parallelism: what factors and what does not, and the message that says what would."""
+"""Degrees of parallelism: valid and invalid settings, and messages that list valid ones."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def test_degrees(conf: dict, world: int, degrees: tuple[int, int, int]) -> None:
         ({"data": "none", "tensor": 2}, 1, "tensor must be the number of ranks"),
     ],
 )
-def test_what_does_not_factor_names_what_would(conf: dict, world: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_invalid_settings_are_refused_with_a_list_of_valid_ones(conf: dict, world: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error_info:
         plan_degrees(ParallelismConfig(**conf), world)
-    choices = str(caught.value).split("valid settings: ")[1]
+    choices = str(error_info.value).split("valid settings: ")[1]
     assert "{data: ddp}" in choices and "{data: fsdp2, replicate: 1, tensor: 1}" in choices
 
 
 def test_neighbours_are_tensor_peers_and_share_samples() -> None:
-    ranks = [DeviceGrid(ParallelDims(replicate=2, shard=2, tensor=2), rank) for rank in range(8)]
-    assert [m.data_rank for m in ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [m.tensor_rank for m in ranks] == [0, 1] * 4
-    assert ranks[0].num_data_ranks == 4
+    positions = [DeviceGrid(ParallelDims(replicate=2, shard=2, tensor=2), rank) for rank in range(8)]
+    assert [position.data_rank for position in positions] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [position.tensor_rank for position in positions] == [0, 1] * 4
+    assert positions[0].num_data_ranks == 4
 
 
 def test_sequence_parallel_ranks_have_their_own_fields() -> None:
-    """Eight ranks: two data-parallel ranks, whose samples four ranks divide; each reads its own part."""
+    """Eight ranks form two data-parallel ranks. Four ranks divide a sample; each of them reads its own part."""
     degrees = plan_degrees(ParallelismConfig(tensor=2, domain=2, sequence_parallel=True), 8)
     assert (degrees.shard, degrees.num_field_parts) == (2, 4)
     positions = [DeviceGrid(degrees, rank) for rank in range(8)]

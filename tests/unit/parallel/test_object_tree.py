@@ -60,7 +60,7 @@ def test_messages_are_sizes_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _reduce_with_cause(error: Exception) -> tuple:
-    """Reduction of an error as libraries install it that let pickle include causes."""
+    """Reduce an error with its cause, as some libraries make pickle do it."""
     return type(error), error.args, {"__cause__": error.__cause__}
 
 
@@ -70,8 +70,8 @@ def test_an_error_that_cannot_be_unpickled_keeps_its_kind(
 ) -> None:
     # Pickle finds no class that is defined inside a function.
     class OverlapError(DataError):
-        def __init__(self, name: str, place: str) -> None:
-            super().__init__(f"{name} is in {place}")
+        def __init__(self, name: str, location: str) -> None:
+            super().__init__(f"{name} is in {location}")
 
     def fail() -> None:
         raise OverlapError("t2m", "two sources")

@@ -1,4 +1,4 @@
-"""Ranks from what launchers export, and where rank 0 is met."""
+"""Ranks from the variables that launchers export, and the address of rank 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_shell_in_an_allocation_is_no_launcher() -> None:
     assert (launch.world, launch.job_id) == (1, "4711")
 
 
-def test_torchrun_tells_everything() -> None:
+def test_variables_of_torchrun_are_read() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
            "MASTER_PORT": "1", "PBS_JOBID": "17.head", "TORCHELASTIC_RESTART_COUNT": "2"}  # fmt: skip
     launch = read_process_info(env)
@@ -29,14 +29,14 @@ def test_torchrun_tells_everything() -> None:
     assert launch.address is None and launch.job_id == "17.head" and launch.attempt == 2 and not launch.is_main
 
 
-def test_slurm_meets_on_the_first_host() -> None:
+def test_slurm_ranks_take_the_address_of_the_first_host() -> None:
     launch = read_process_info(SLURM)
     assert (launch.rank, launch.world, launch.local_rank, launch.launcher) == (5, 8, 1, "slurm")
     assert launch.address == ("gpu003", 24711), "ranks of one job agree on host and port without talking"
     assert read_process_info({**SLURM, "SLURM_PROCID": "0"}).address == launch.address
 
 
-def test_mpi_before_the_daemons_of_slurm() -> None:
+def test_variables_of_mpi_take_precedence_over_those_of_slurm() -> None:
     env = {**SLURM, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2",
            "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}  # fmt: skip
     launch = read_process_info(env)
@@ -64,7 +64,7 @@ def test_bad_variables(env: dict[str, str], message: str) -> None:
         read_process_info(env)
 
 
-def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_for_one_process_refuses_several(monkeypatch: pytest.MonkeyPatch) -> None:
     require_one_process("rollout")
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

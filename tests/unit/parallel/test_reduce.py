@@ -1,4 +1,4 @@
-"""The norm of gradients of several dtypes is torch's own."""
+"""The norm of gradients of several dtypes equals that of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that FSDP2 cannot shard are refused by name before anything is changed; others are cut into units."""
+"""Models that FSDP2 cannot shard are refused by name before anything is changed; others are divided into units."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from tests.parallel.fsdp2_api.example_models import (
 
 
 @pytest.fixture
-def group_of_one() -> Iterator[None]:
-    """A process group of this process alone."""
+def single_rank_group() -> Iterator[None]:
+    """Initialise a process group whose only rank is this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def with_marked(container: nn.Module) -> nn.Module:
+def build_net_with_marked_container(container: nn.Module) -> nn.Module:
     model = Net()
     container._fsdp2_shard = True
     model.extra = container
     return model
 
 
-def with_two_dtypes() -> nn.Module:
+def build_net_with_two_dtypes() -> nn.Module:
     model = Net()
     model.blocks[0].norm.bias = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
     return model
 
 
-def with_list_of_another_dtype() -> nn.Module:
+def build_net_with_list_of_another_dtype() -> nn.Module:
     model = Net()
     model.blocks[1].gains = nn.ParameterList([nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))])
     return model
 
 
-def in_ddp() -> nn.Module:
+def wrap_net_in_ddp() -> nn.Module:
     return nn.parallel.DistributedDataParallel(Net())
 
 
-def with_block_in_ddp() -> nn.Module:
+def build_net_with_block_in_ddp() -> nn.Module:
     model = Net()
     model.head = nn.parallel.DistributedDataParallel(model.head)
     return model
@@ -67,27 +67,33 @@ def with_block_in_ddp() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "list": (
-        lambda: with_marked(nn.ModuleList([Block()])),
+        lambda: build_net_with_marked_container(nn.ModuleList([Block()])),
         r"extra: a ModuleList cannot be a sharding unit.*mark the blocks",
     ),
-    "dict": (lambda: with_marked(nn.ModuleDict({"a": Block()})), "extra: a ModuleDict cannot be a sharding unit"),
+    "dict": (
+        lambda: build_net_with_marked_container(nn.ModuleDict({"a": Block()})),
+        "extra: a ModuleDict cannot be a sharding unit",
+    ),
     "parameters": (
-        lambda: with_marked(nn.ParameterList([torch.ones(3)])),
+        lambda: build_net_with_marked_container(nn.ParameterList([torch.ones(3)])),
         "extra: a ParameterList cannot be a sharding unit",
     ),
     "root": (lambda: nn.ModuleList([Block()]), "the model: a ModuleList cannot be a sharding unit"),
     "two dtypes": (
-        with_two_dtypes,
+        build_net_with_two_dtypes,
         r"blocks\.0\.norm \(LayerNorm\): .*weight is torch\.float32, bias is torch\.float64",
     ),
-    "list of another dtype": (with_list_of_another_dtype, r"OwnMark\.gains: a ParameterList of torch\.float64 among"),
-    "ddp": (in_ddp, "the model: is wrapped in DistributedDataParallel.*attribute `module`"),
-    "block in ddp": (with_block_in_ddp, "head: is wrapped in DistributedDataParallel"),
+    "list of another dtype": (
+        build_net_with_list_of_another_dtype,
+        r"OwnMark\.gains: a ParameterList of torch\.float64 among",
+    ),
+    "ddp": (wrap_net_in_ddp, "the model: is wrapped in DistributedDataParallel.*attribute `module`"),
+    "block in ddp": (build_net_with_block_in_ddp, "head: is wrapped in DistributedDataParallel"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_that_are_refused_by_name(name: str, group_of_one: None) -> None:
+def test_models_that_are_refused_by_name(name: str, single_rank_group: None) -> None:
     build_model, message = REFUSED[name]
     model = build_model()
     with pytest.raises(ConfigError, match=message):
@@ -106,7 +112,7 @@ class Stage(nn.ModuleList):
         return x.sin()
 
 
-def test_a_list_with_a_forward_is_a_unit(group_of_one: None) -> None:
+def test_a_list_with_a_forward_is_a_unit(single_rank_group: None) -> None:
     model = nn.Sequential(Stage([Block(), nn.Linear(WIDTH, WIDTH)]), nn.Tanh())
     expected = reference_gradients(model, mean_square_loss)
     fsdp2.apply_fsdp2(model, None, {})
@@ -115,7 +121,7 @@ def test_a_list_with_a_forward_is_a_unit(group_of_one: None) -> None:
     assert isinstance(model[0], FSDPModule) and isinstance(model[0][1].weight, DTensor)
 
 
-def test_a_frozen_parameter_may_have_another_dtype(group_of_one: None) -> None:
+def test_a_frozen_parameter_may_have_another_dtype(single_rank_group: None) -> None:
     model = build_seeded(Net)
     model.head.table = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64), requires_grad=False)
     expected = reference_gradients(model, mean_square_loss)

@@ -1,4 +1,4 @@
-"""Tables of the Legendre transform: what they invert, how far a grid goes, and when they are built."""
+"""Tests of the tables of the Legendre transform: inversion, the largest degree of a grid, and caching."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_analysis_inverts_synthesis_up_to_the_largest_degree(grid: LatLonGrid, l
     tables = find_tables(grid, limit, DOUBLE)
     product_mll = tables.analysis_mlH @ tables.synthesis_mHl
     # Degrees below the order are left out of both tables.
-    is_degree = torch.arange(limit + 1) >= torch.arange(limit + 1)[:, None]
-    torch.testing.assert_close(product_mll, torch.diag_embed(is_degree.double()), rtol=0, atol=1e-10)
+    is_valid_degree = torch.arange(limit + 1) >= torch.arange(limit + 1)[:, None]
+    torch.testing.assert_close(product_mll, torch.diag_embed(is_valid_degree.double()), rtol=0, atol=1e-10)
 
 
-def test_rows_on_a_pole_leave_out_one_degree() -> None:
+def test_rows_on_the_poles_resolve_one_degree_less() -> None:
     grid = make_grid(13, 26, poles=True)
     try:
         tables = find_tables(grid, 12, DOUBLE)
@@ -60,7 +60,7 @@ def test_a_process_builds_tables_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         first = find_tables(make_grid(8, 16), 5, torch.zeros(1))
     second = find_tables(make_grid(8, 16), 5, torch.zeros(1, dtype=torch.bfloat16))
-    # An equal grid is found, whichever object it is, and a dtype with fewer digits does not matter.
+    # Equal grids share tables, and dtypes with fewer digits use those in float32.
     assert first.analysis_mlH is second.analysis_mlH
     assert len(builds) == 1
     assert not first.analysis_mlH.is_inference()

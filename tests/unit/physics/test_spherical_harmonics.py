@@ -1,4 +1,4 @@
-"""Random fields on the sphere have the variance and the correlation that they are asked for, poles included."""
+"""Tests of random fields on the sphere: variance and correlation, near the poles as well."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_variance_is_one_everywhere(grid: LatLonGrid) -> None:
 
 
 @pytest.mark.parametrize("row", [1, 24])
-def test_correlation_is_that_of_the_distance(grid: LatLonGrid, row: int) -> None:
-    """Against exp(-d^2 / 2 L^2) of great-circle distances d, along a parallel near the pole and near the equator."""
+def test_correlation_depends_on_the_distance(grid: LatLonGrid, row: int) -> None:
+    """The reference is exp(-d^2 / 2 L^2) of great-circle distances d along a row near the pole or near the equator."""
     length = 1000.0
     fields = CorrelatedNoise(grid, length).draw(6000, np.random.default_rng(2))
     lat = np.deg2rad(grid.lat)
@@ -37,6 +37,6 @@ def test_correlation_is_that_of_the_distance(grid: LatLonGrid, row: int) -> None
 
 def test_the_same_seed_gives_the_same_fields(grid: LatLonGrid) -> None:
     noise = CorrelatedNoise(grid, 500.0)
-    first, again, other = (noise.draw(2, np.random.default_rng(seed)) for seed in (3, 3, 4))
-    np.testing.assert_array_equal(first, again)
+    first, repeated, other = (noise.draw(2, np.random.default_rng(seed)) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, repeated)
     assert np.abs(first - other).max() > 0.1

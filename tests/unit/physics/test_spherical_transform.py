@@ -1,4 +1,4 @@
-"""The spherical-harmonic transform against torch-harmonics, SciPy, single harmonics and the power spectrum."""
+"""Tests of the spherical-harmonic transform against torch-harmonics, SciPy, single harmonics and the power spectrum."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_degrees_that_the_grid_resolves() -> None:
 
 @pytest.mark.parametrize(("degree", "order"), [(0, 0), (7, 0), (9, 4), (21, 21), (21, 1)])
 def test_single_harmonic(degree: int, order: int) -> None:
-    """A cos(m lon + phase) has the coefficient A exp(i phase) / 2, and no other, in terms of SciPy's functions."""
+    """A cos(m lon + phase) times a function of SciPy has the coefficient A exp(i phase) / 2, and no other."""
     grid, phase, amplitude = GRIDS["32 x 64"], 0.3, 2.5
     transform = SphericalTransform(grid, dtype=torch.float64)
     theta = np.deg2rad(90.0 - grid.lat)
-    # Orthonormal, with the sign (-1)^m that the package leaves out.
+    # SciPy's functions are orthonormal and have the sign (-1)^m, which the package leaves out.
     function_H = (-1) ** order * math.sqrt(4 * math.pi) * sph_legendre_p(degree, order, theta)[0]
     wave_W = np.cos(order * np.deg2rad(grid.lon) + phase)
     coefficient_N = transform.analyse(torch.from_numpy(amplitude * function_H[:, None] * wave_W))
@@ -76,8 +76,8 @@ def test_single_harmonic(degree: int, order: int) -> None:
     assert transform.multiplicity_N[index] == (1 if order == 0 else 2)
 
 
-def test_power_is_that_of_the_spectrum() -> None:
-    """Of a field with waves beyond the resolved degrees, too; the verification has the same power by degree."""
+def test_power_equals_that_of_the_verification() -> None:
+    """The verification has the same power by degree, also for a field with waves beyond the resolved degrees."""
     grid = GRIDS["33 x 64 with poles"]
     transform = SphericalTransform(grid, can_synthesise=False, dtype=torch.float64)
     field_HW = np.random.default_rng(0).standard_normal((3, *grid.shape))
@@ -95,7 +95,7 @@ def test_power_is_that_of_the_spectrum() -> None:
     ],
 )
 def test_equals_torch_harmonics(kind: str, grid: LatLonGrid, is_exact_for_all: bool) -> None:
-    """On rows of Clenshaw and Curtis, the quadrature of torch-harmonics is exact up to degree (H - 1) / 2 only."""
+    """On equiangular rows with poles, the quadrature of torch-harmonics is exact only up to degree (H - 1) / 2."""
     transform = SphericalTransform(grid, dtype=torch.float64)
     num_rows, num_columns = grid.shape
     # Largest degree that both transforms have.
@@ -110,24 +110,24 @@ def test_equals_torch_harmonics(kind: str, grid: LatLonGrid, is_exact_for_all: b
         field_HW = field_HW + torch.from_numpy(noise)
         coefficient_N = transform.analyse(field_HW)
 
-    # Its coefficients (degree, order) are those of orthonormal harmonics with the sign (-1)^m.
-    peer_LM = torch_harmonics.RealSHT(num_rows, num_columns, **options)(field_HW)
+    # The coefficients (degree, order) of torch-harmonics are of orthonormal harmonics with the sign (-1)^m.
+    reference_LM = torch_harmonics.RealSHT(num_rows, num_columns, **options)(field_HW)
     order_N = torch.cat([torch.full((transform.max_degree + 1 - m,), m) for m in range(transform.max_degree + 1)])
     sign_N = 1.0 - 2.0 * (order_N % 2)
-    peer_N = peer_LM[..., transform.degree_N[is_common_N], order_N[is_common_N]]
-    peer_N = peer_N * sign_N[is_common_N] / math.sqrt(4 * math.pi)
-    torch.testing.assert_close(peer_N, coefficient_N[..., is_common_N], rtol=0, atol=1e-9)
-    peer_field_HW = torch_harmonics.InverseRealSHT(num_rows, num_columns, **options)(peer_LM)
+    reference_N = reference_LM[..., transform.degree_N[is_common_N], order_N[is_common_N]]
+    reference_N = reference_N * sign_N[is_common_N] / math.sqrt(4 * math.pi)
+    torch.testing.assert_close(reference_N, coefficient_N[..., is_common_N], rtol=0, atol=1e-9)
+    reference_field_HW = torch_harmonics.InverseRealSHT(num_rows, num_columns, **options)(reference_LM)
     expected_HW = transform.synthesise(coefficient_N)
     # The field adds up thousands of harmonics, so its values are of the order of 100.
-    torch.testing.assert_close(peer_field_HW, expected_HW, rtol=0, atol=1e-9 * expected_HW.std().item())
+    torch.testing.assert_close(reference_field_HW, expected_HW, rtol=0, atol=1e-9 * expected_HW.std().item())
 
 
-def test_single_precision() -> None:
+def test_single_precision_is_accurate() -> None:
     grid = GRIDS["181 x 360 with poles"]
-    exact = SphericalTransform(grid, dtype=torch.float64)
-    expected = draw_coefficients(exact, 2)
-    field_HW = exact.synthesise(expected)
+    double_transform = SphericalTransform(grid, dtype=torch.float64)
+    expected = draw_coefficients(double_transform, 2)
+    field_HW = double_transform.synthesise(expected)
     transform = SphericalTransform(grid)
     coefficient_N = transform.analyse(field_HW.float())
     assert coefficient_N.dtype == torch.complex64
@@ -136,7 +136,7 @@ def test_single_precision() -> None:
     assert (transform.synthesise(coefficient_N) - field_HW).abs().max() < 5e-6 * field_HW.std()
 
 
-def test_autocast_does_not_change_it() -> None:
+def test_autocast_does_not_change_the_result() -> None:
     transform = SphericalTransform(GRIDS["32 x 64"])
     field_HW = torch.randn(2, *GRIDS["32 x 64"].shape, generator=torch.Generator().manual_seed(0))
     expected = transform.synthesise(transform.analyse(field_HW))
@@ -147,8 +147,8 @@ def test_autocast_does_not_change_it() -> None:
     assert transform.analyse(field_HW.bfloat16()).dtype == torch.complex64
 
 
-def test_tf32_is_off_inside_and_as_before_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No CPU has TF32, so the setting is read where the products are computed."""
+def test_tf32_is_disabled_only_inside_the_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs have no TF32, so the test reads the setting where the products are computed."""
     transform = SphericalTransform(GRIDS["32 x 64"])
     precisions = []
     cat = torch.cat
@@ -168,7 +168,7 @@ def test_tf32_is_off_inside_and_as_before_outside(monkeypatch: pytest.MonkeyPatc
     assert precisions == ["highest", "highest"]
 
 
-def test_gradients() -> None:
+def test_gradients_equal_finite_differences() -> None:
     transform = SphericalTransform(make_grid(6, 12), dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     field_HW = torch.randn(2, 6, 12, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -177,17 +177,17 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(transform.synthesise, coefficient_N)
 
 
-def test_it_moves_to_a_device_and_stays_out_of_checkpoints() -> None:
+def test_transform_moves_to_a_device_and_is_not_in_checkpoints() -> None:
     transform = SphericalTransform(GRIDS["32 x 64"])
     assert not transform.state_dict() and not list(transform.parameters())
     assert {buffer.device.type for buffer in transform.to("meta").buffers()} == {"meta"}
-    # The training step that `credit check` tries has no values.
+    # The training step of `credit check` uses tensors without values.
     field_HW = transform.synthesise(transform.analyse(torch.zeros(2, 32, 64, device="meta")))
     assert field_HW.is_meta and field_HW.shape == (2, 32, 64)
 
 
 def test_legendre_functions_beyond_degree_200() -> None:
-    """Close to the poles, where the functions of high order are tiny, as well as at the equator; against SciPy."""
+    """They equal SciPy's functions at the equator, and close to the poles, where functions of high order are tiny."""
     theta = np.deg2rad([0.0, 0.125, 0.25, 1.0, 5.0, 20.0, 45.0, 71.3, 90.0, 120.0, 179.75])
     for m in (0, 1, 2, 50, 199, 300, 479, 480):
         table = compute_legendre(480, m, np.cos(theta))
@@ -197,7 +197,7 @@ def test_legendre_functions_beyond_degree_200() -> None:
 
 
 @pytest.mark.slow
-def test_quarter_of_a_degree() -> None:
+def test_round_trip_at_a_quarter_of_a_degree() -> None:
     grid = make_grid(721, 1440, poles=True)
     transform = SphericalTransform(grid)
     assert transform.max_degree == 480

@@ -1,4 +1,4 @@
-"""Formulas against closed forms and published numbers."""
+"""Tests of thermodynamic formulas against closed forms and published numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ ALPHA = R * LAPSE / G
 
 
 def test_geopotential_of_an_isothermal_atmosphere() -> None:
-    """phi = phi_s + R T ln(ps / p): at the edges to rounding; at levels as far as theirs is the layer's."""
+    """phi = phi_s + R T ln(ps / p) is exact at the edges of layers.
+
+    At levels it is approximate, because the formula has its own mean pressure of a layer.
+    """
     hybrid_levels = levels(137)
     upper, lower = hybrid_levels.edge_pressures(SURFACE)
     ground = np.full(SURFACE.shape, 1234.5)
@@ -23,12 +26,12 @@ def test_geopotential_of_an_isothermal_atmosphere() -> None:
     np.testing.assert_allclose(
         at_levels[40:], ground + R * 250.0 * np.log(SURFACE / hybrid_levels.pressure(SURFACE)[40:]), atol=5.0
     )
-    # At the top the half level is at no pressure, and alpha is ln 2.
+    # The uppermost half level has the pressure 0, so alpha is ln 2.
     np.testing.assert_allclose(at_levels[0], at_edges[0] + R * 250.0 * np.log(2.0), rtol=1e-12)
 
 
-def test_geopotential_of_a_column_by_hand() -> None:
-    """Two layers, the sum of the documentation written out."""
+def test_geopotential_of_two_layers() -> None:
+    """The reference is the documented sum, written out for two layers."""
     t = np.array([220.0, 280.0])
     upper = np.array([0.0, 5e4])
     lower = np.array([5e4, 1e5])
@@ -40,8 +43,8 @@ def test_geopotential_of_a_column_by_hand() -> None:
 
 
 @pytest.mark.parametrize("height", [0.0, 80.0, 400.0, 1200.0])
-def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
-    """In a hydrostatic column with the standard lapse rate T ~ p^(R lapse / g); the series are of third order."""
+def test_extrapolation_below_ground_has_the_standard_lapse_rate(height: float) -> None:
+    """A hydrostatic column with the standard lapse rate has T ~ p^(R lapse / g). The series are of third order."""
     sea_level = 288.0
     ground_t = 288.0 - LAPSE * height
     surface = 101325.0 * (ground_t / sea_level) ** (1 / ALPHA)
@@ -53,9 +56,9 @@ def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
     np.testing.assert_allclose(thermodynamics.extrapolate_temperature(pressure, *arguments), exact_t, rtol=2e-6)
     exact_z = height * G + (ground_t - exact_t) * G / LAPSE
     computed = thermodynamics.extrapolate_geopotential(pressure, *arguments)
-    # At sea level itself the formula has no lapse rate of its own but the standard one.
+    # For a surface at sea level, the formula has exactly the standard lapse rate.
     np.testing.assert_allclose(computed, exact_z, atol=0.3)
-    # Taylor's remainder, and the lapse rate between the lowest level and the ground.
+    # The tolerance is for Taylor's remainder and for the lapse rate between the lowest level and the ground.
     np.testing.assert_allclose(thermodynamics.sea_level_pressure(*arguments), 101325.0, atol=0.5)
 
 
@@ -69,20 +72,20 @@ def test_temperature_between_the_lowest_level_and_the_ground() -> None:
     np.testing.assert_allclose(computed, [280.0, 0.5 * (280.0 + ground), ground], rtol=1e-9)
 
 
-def test_plateaus_and_extremes() -> None:
-    """Below high ground it gets no warmer than 298 K at sea level; sea level pressure smooths what is hot or cold."""
+def test_extrapolation_below_high_and_hot_ground_is_moderated() -> None:
+    """Below high ground, sea level is not warmer than 298 K. Sea level pressure uses moderated temperatures."""
     surface = np.array(6e4)
     lowest = np.array(5.99e4)
     at_sea = thermodynamics.extrapolate_temperature(
         np.array(9.5e4), surface, np.array(290.0), lowest, np.array(4000.0 * G)
     )
-    assert 290.0 < at_sea < 298.0  # 26 K more by the standard lapse rate
+    assert 290.0 < at_sea < 298.0  # the standard lapse rate would add 26 K
     hot = thermodynamics.sea_level_pressure(surface, np.array(300.0), lowest, np.array(4000.0 * G))
     assert hot == pytest.approx(6e4 * np.exp(4000.0 * G / (R * 0.5 * (290.5 + 300.0))), rel=1e-4)
 
 
-def test_saturation_as_tables_have_it() -> None:
-    """Smithsonian Meteorological Tables (Goff and Gratch), over water at 20, 0, -20 degC, over ice at -40."""
+def test_saturation_pressure_equals_published_tables() -> None:
+    """The tables are the Smithsonian Meteorological Tables (Goff and Gratch): water at 20, 0, -20 degC, ice at -40."""
     kelvin = np.array([293.15, 273.15, 253.15])
     np.testing.assert_allclose(thermodynamics.saturation_pressure_water(kelvin), [2337.3, 610.78, 125.4], rtol=5e-3)
     mixed = thermodynamics.saturation_pressure_mixed(np.array([293.15, 273.16, 233.15]))

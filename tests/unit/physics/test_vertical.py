@@ -1,4 +1,4 @@
-"""Interpolation between hybrid and pressure levels, against closed forms and numpy column by column."""
+"""Tests of interpolation between hybrid and pressure levels, against closed forms and numpy column by column."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINER = levels(60)
     ],
     ids=["to pressure", "to hybrid", "to fewer levels", "to more levels"],
 )
-def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, target: HybridLevels) -> None:
+def test_profile_linear_in_ln_p_is_exact(source: HybridLevels, target: HybridLevels) -> None:
     interpolator = build_interpolator(source, target, SURFACE)
     field = 3.0 - 7.0 * np.log(source.pressure(SURFACE))
     np.testing.assert_allclose(interpolator.pressure, target.pressure(SURFACE), rtol=1e-14)
@@ -39,7 +39,7 @@ def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, target: HybridLev
 
 
 @pytest.mark.parametrize(("source", "target"), [(HYBRID, PRESSURES), (PRESSURES, HYBRID.select(range(6, 24)))])
-def test_as_numpy_does_it_column_by_column(source: HybridLevels, target: HybridLevels) -> None:
+def test_interpolation_equals_numpy_column_by_column(source: HybridLevels, target: HybridLevels) -> None:
     field = np.random.default_rng(2).normal(size=(len(source), *SURFACE.shape))
     interpolated = build_interpolator(source, target, SURFACE).interpolate_and_hold(field)
     source_log_p = np.log(source.pressure(SURFACE))
@@ -50,14 +50,14 @@ def test_as_numpy_does_it_column_by_column(source: HybridLevels, target: HybridL
         )
 
 
-def test_to_its_own_levels_nothing_changes() -> None:
+def test_interpolation_to_the_same_levels_changes_nothing() -> None:
     field = np.random.default_rng(3).normal(size=(len(HYBRID), *SURFACE.shape))
     np.testing.assert_allclose(
         build_interpolator(HYBRID, HYBRID, SURFACE).interpolate_and_hold(field), field, atol=1e-10
     )
 
 
-def test_a_curve_of_second_order_is_exact() -> None:
+def test_hydrostatic_interpolation_is_exact_for_second_order() -> None:
     x = np.log(HYBRID.pressure(SURFACE))
     interpolator = build_interpolator(HYBRID, PRESSURES, SURFACE)
     interpolated = interpolator.interpolate_hydrostatic(2.0 + x - 3.0 * x**2, 1.0 - 6.0 * x)
@@ -66,7 +66,7 @@ def test_a_curve_of_second_order_is_exact() -> None:
     np.testing.assert_allclose(interpolated[above], (2.0 + y - 3.0 * y**2)[above], rtol=1e-10)
 
 
-def test_nothing_is_found_above_the_top() -> None:
+def test_levels_above_the_source_are_refused() -> None:
     low = HYBRID.select(range(10, 24))
     with pytest.raises(DataError, match=r"level 20 \(20 hPa\) is above the uppermost level of the source"):
         build_interpolator(low, PRESSURES, SURFACE)
@@ -74,7 +74,7 @@ def test_nothing_is_found_above_the_top() -> None:
         build_interpolator(PRESSURES, HYBRID.select([0, 10]), SURFACE)
 
 
-def test_where_surface_pressure_is_missing_there_is_no_value() -> None:
+def test_missing_surface_pressure_gives_missing_values() -> None:
     surface = SURFACE.copy()
     surface[2, 3] = np.nan
     interpolated = build_interpolator(HYBRID, PRESSURES, surface).interpolate_and_hold(

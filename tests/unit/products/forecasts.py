@@ -1,4 +1,4 @@
-"""Small forecasts on disk, with random fields, and the products that are made of them."""
+"""Small forecasts on disk with random fields, and functions that compute products of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def write_forecasts(
     return open_forecasts(folder)
 
 
-def plan(archive: ForecastArchive | ForecastDescription, *entries: Mapping[str, Any]) -> list[Product]:
+def plan_entries(archive: ForecastArchive | ForecastDescription, *entries: Mapping[str, Any]) -> list[Product]:
     """Return the products of a list of config entries."""
     raw = {"forecasts": "forecasts", "products": [dict(entry) for entry in entries]}
     sections = build_section(ProductsFileConfig, raw, "products").products
@@ -95,15 +95,17 @@ def plan(archive: ForecastArchive | ForecastDescription, *entries: Mapping[str, 
     return plan_products(sections, forecasts, "products")
 
 
-def compute(archive: ForecastArchive, name: str, *entries: Mapping[str, Any]) -> np.ndarray:
-    """Return a product that is a field at all lead times, (L, N, H, W)."""
-    products = {item.name: item for item in plan(archive, *entries)}
+def compute_product(archive: ForecastArchive, name: str, *entries: Mapping[str, Any]) -> np.ndarray:
+    """Return the fields of a product at all lead times, (L, N, H, W)."""
+    products = {item.name: item for item in plan_entries(archive, *entries)}
     reader = FieldReader(archive, int(archive.initial_minutes[0]), products)
     return np.stack([reader.read(name, lead_index) for lead_index in range(len(archive.lead_minutes))])
 
 
-def make(archive: ForecastArchive, folder: Path, *entries: Mapping[str, Any], overwrite: bool = False) -> ProductCount:
-    """Make the products of all forecasts in a folder."""
-    products = plan(archive, *entries)
+def write_product_files(
+    archive: ForecastArchive, folder: Path, *entries: Mapping[str, Any], overwrite: bool = False
+) -> ProductCount:
+    """Write the products of all forecasts of an archive into a folder."""
+    products = plan_entries(archive, *entries)
     times = archive.initial_minutes.tolist()
     return make_products(products, archive, describe_archive(archive), folder, times, overwrite)

@@ -1,4 +1,4 @@
-"""Tracks of analytic cyclones: within half a grid cell of the truth, and none where there is none."""
+"""Tracks of analytic cyclones: within half a grid cell of the truth, and no tracks without cyclones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from credit.products.cyclones.product import build_line_geometry
 from credit.products.cyclones.tracking import TrackBuilder, TrackPoint
 from credit.products.description import describe_archive
 from credit.products.section import CycloneTracksSection
-from tests.unit.products.forecasts import make, plan
+from tests.unit.products.forecasts import plan_entries, write_product_files
 from tests.unit.products.vortices import Vortex, vortex_fields
 
 SPACING = 2.0
@@ -80,7 +80,7 @@ def require_on_track(track: pd.DataFrame, vortex: Vortex, hours: list[float]) ->
 def test_analytic_cyclones_are_tracked(tmp_path: Path) -> None:
     vortices = [PACIFIC, SOUTH, GREENWICH]
     archive = write_forecast(tmp_path / "forecasts", [vortices])
-    make(archive, tmp_path, TRACKS)
+    write_product_files(archive, tmp_path, TRACKS)
     table = read_tracks(tmp_path)
     assert table.track.nunique() == 3 and table.member.isna().all()
     for vortex in vortices:
@@ -100,7 +100,7 @@ def test_analytic_cyclones_are_tracked(tmp_path: Path) -> None:
 def test_each_member_has_its_own_tracks(tmp_path: Path) -> None:
     archive = write_forecast(tmp_path / "forecasts", [[PACIFIC], [], [PACIFIC, SOUTH]])
     entry = {"kind": "map", "name": "map", "of": "tracks"}
-    assert make(archive, tmp_path, TRACKS, entry).num_made == 2
+    assert write_product_files(archive, tmp_path, TRACKS, entry).num_made == 2
     table = read_tracks(tmp_path)
     assert table.groupby("member").track.nunique().to_dict() == {0: 1, 2: 2}
     require_on_track(table[table.member == 0], PACIFIC, HOURS)
@@ -111,24 +111,24 @@ def test_each_member_has_its_own_tracks(tmp_path: Path) -> None:
     "vortices",
     [
         [],
-        # An extratropical low has a cold core, a thermal low no vorticity, and a shallow one is none.
+        # Lows that are not tropical cyclones: cold core, anticyclonic wind, shallow, and poleward.
         [Vortex(lat=40.0, lon=100.0, lon_speed=0.4, warm=-60.0)],
         [Vortex(lat=20.0, lon=100.0, sign=-1.0)],
         [Vortex(lat=45.0, lon=100.0, depth=1.2)],
         [Vortex(lat=60.0, lon=100.0)],
-        # Too short.
+        # The track is too short.
         [Vortex(lat=20.0, lon=100.0, first=12.0, last=36.0)],
     ],
     ids=["none", "cold core", "anticyclonic wind", "shallow", "polar", "short"],
 )
-def test_nothing_is_found_where_there_is_no_cyclone(tmp_path: Path, vortices: list[Vortex]) -> None:
+def test_no_tracks_without_cyclones(tmp_path: Path, vortices: list[Vortex]) -> None:
     archive = write_forecast(tmp_path / "forecasts", [vortices])
-    make(archive, tmp_path, TRACKS)
+    write_product_files(archive, tmp_path, TRACKS)
     assert read_tracks(tmp_path).empty
     assert json.loads((tmp_path / "2001-08-01T00" / "tracks.geojson").read_text())["features"] == []
 
 
-def find(fields: dict[str, np.ndarray], has_thickness: bool = True, **changes: Any) -> list[Centre]:
+def find_centres(fields: dict[str, np.ndarray], has_thickness: bool = True, **changes: Any) -> list[Centre]:
     """Return the centres in fields of `vortex_fields`."""
     section = CycloneTracksSection(name="tracks", **changes)
     vorticity = relative_vorticity(fields["u850"], fields["v850"], GRID)
@@ -139,9 +139,9 @@ def find(fields: dict[str, np.ndarray], has_thickness: bool = True, **changes: A
 
 
 @pytest.mark.parametrize("lon", np.arange(0.0, 360.0, 22.5).tolist())
-def test_centres_at_every_longitude(lon: float) -> None:
-    """No seam of the grid hides a centre."""
-    (centre,) = find(vortex_fields(GRID, [Vortex(lat=18.0, lon=lon)], 0.0))
+def test_centre_is_found_at_every_longitude(lon: float) -> None:
+    """Centres near the first and the last column of the grid are found as well."""
+    (centre,) = find_centres(vortex_fields(GRID, [Vortex(lat=18.0, lon=lon)], 0.0))
     assert compute_great_circle_distance(18.0, lon, centre.latitude, centre.longitude) < SPACING
 
 
@@ -151,12 +151,12 @@ def test_the_vertex_of_a_parabola() -> None:
     assert find_parabola_vertex(1.0, 1.0, 1.0) == 0.0 and find_parabola_vertex(0.0, 0.0, 5.0) == -0.5
 
 
-def test_of_two_near_centres_the_deeper_counts() -> None:
-    near = [Vortex(lat=18.0, lon=100.0, radius=1.5), Vortex(lat=18.0, lon=105.5, depth=20.0, radius=1.5)]
-    fields = vortex_fields(GRID, near, 0.0)
-    (centre,) = find(fields)
+def test_deeper_of_two_near_centres_is_kept() -> None:
+    near_vortices = [Vortex(lat=18.0, lon=100.0, radius=1.5), Vortex(lat=18.0, lon=105.5, depth=20.0, radius=1.5)]
+    fields = vortex_fields(GRID, near_vortices, 0.0)
+    (centre,) = find_centres(fields)
     assert abs(centre.longitude - 100.0) <= SPACING
-    assert len(find(fields, separation=3.0)) == 2
+    assert len(find_centres(fields, separation=3.0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_of_two_near_centres_the_deeper_counts() -> None:
 def test_each_criterion_decides(vortex: Vortex, criterion: dict[str, Any]) -> None:
     """Each of the lows above is refused by one criterion, and accepted without it."""
     fields = vortex_fields(GRID, [vortex], 0.0)
-    assert find(fields) == []
-    centres = find(fields, **criterion)
+    assert find_centres(fields) == []
+    centres = find_centres(fields, **criterion)
     distances = [
         compute_great_circle_distance(vortex.lat, vortex.lon, item.latitude, item.longitude) for item in centres
     ]
@@ -244,10 +244,10 @@ def test_lines_are_cut_at_the_date_line() -> None:
 def test_wrong_parameters_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     archive = write_forecast(tmp_path, [[]])
     with pytest.raises(CreditError, match=message):
-        plan(archive, {**TRACKS, **changes})
+        plan_entries(archive, {**TRACKS, **changes})
 
 
-def test_missing_and_stratospheric_winds_are_left_out(tmp_path: Path) -> None:
+def test_missing_and_stratospheric_winds_are_ignored(tmp_path: Path) -> None:
     """Cells without wind do not hide the others; in forecasts without the wind at 10 m, u10 is the wind at 10 hPa."""
     fields = vortex_fields(GRID, [Vortex(lat=18.0, lon=100.0)], 0.0)
     speed = np.hypot(fields["u10"], fields["v10"])
@@ -260,14 +260,14 @@ def test_missing_and_stratospheric_winds_are_left_out(tmp_path: Path) -> None:
     assert centre.wind is None
 
     forecasts = describe_archive(write_forecast(tmp_path, [[]]))
-    (tracks,) = plan(forecasts, TRACKS)
+    (tracks,) = plan_entries(forecasts, TRACKS)
     assert tracks.surface_wind == ("u10", "v10")
     levels = {name: replace(forecasts.fields[name], level=10.0) for name in ("u10", "v10")}
-    (tracks,) = plan(replace(forecasts, fields={**forecasts.fields, **levels}), TRACKS)
+    (tracks,) = plan_entries(replace(forecasts, fields={**forecasts.fields, **levels}), TRACKS)
     assert tracks.surface_wind == ()
 
 
 def test_a_map_of_tracks_has_no_lead_times(tmp_path: Path) -> None:
     archive = write_forecast(tmp_path, [[]])
     with pytest.raises(CreditError, match="has no effect on a map of tracks"):
-        plan(archive, TRACKS, {"kind": "map", "name": "map", "of": "tracks", "lead_times": ["6h"]})
+        plan_entries(archive, TRACKS, {"kind": "map", "name": "map", "of": "tracks", "lead_times": ["6h"]})

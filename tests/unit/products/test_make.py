@@ -1,4 +1,4 @@
-"""Making of products: files, what is kept and what is made again, failures, maps, and files without a run."""
+"""Files of products: formats, repeated calls, failures, maps, and `credit products` without a run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.unit.products.forecasts import (
     INITIAL,
     MEMBERS,
     NAMES,
-    compute,
-    make,
-    plan,
+    compute_product,
+    plan_entries,
     random_ensemble,
     write_forecasts,
+    write_product_files,
 )
 
 FOLDER = "2001-04-01T00"
@@ -54,7 +54,7 @@ ENTRIES: list[dict[str, Any]] = [
 def test_products_do_not_depend_on_the_format(tmp_path: Path, options: dict[str, str]) -> None:
     ensemble = random_ensemble()
     archive = write_forecasts(tmp_path / "forecasts", ensemble, **options)
-    make(archive, tmp_path / "products", *ENTRIES)
+    write_product_files(archive, tmp_path / "products", *ENTRIES)
     with xr.open_dataset(tmp_path / "products" / FOLDER / "wind850.nc") as dataset:
         wind = dataset["wind850"]
         assert wind.dims == ("time", "member", "latitude", "longitude")
@@ -75,26 +75,28 @@ def test_products_do_not_depend_on_the_format(tmp_path: Path, options: dict[str,
 
 @pytest.mark.parametrize("split", [None, "lead", "member"])
 def test_products_of_grib_files(tmp_path: Path, split: str | None) -> None:
-    """Names, units and windows are those of netCDF files; values differ by the packing with 16 bits."""
+    """Names, units and windows equal those of netCDF files. Values differ because of packing with 16 bits."""
     ensemble = random_ensemble()
     grib = GribOptions(GribConfig(parameters={"total": GribParameterConfig(parameter="tp")}))
     expected = write_forecasts(tmp_path / "netcdf", ensemble)
     archive = write_forecasts(tmp_path / "grib", ensemble, format="grib2", split=split, grib=grib)
     assert describe_archive(archive).fields == describe_archive(expected).fields
     entry = {"kind": "accumulation", "name": "tp24", "of": "tp", "over": "24h"}
-    np.testing.assert_allclose(compute(archive, "tp24", entry), compute(expected, "tp24", entry), atol=0.01)
+    np.testing.assert_allclose(
+        compute_product(archive, "tp24", entry), compute_product(expected, "tp24", entry), atol=0.01
+    )
     probability = {"kind": "probability", "name": "wet", "of": "tp24", "above": "20 mm"}
-    make(archive, tmp_path, entry, probability)
+    write_product_files(archive, tmp_path, entry, probability)
     with xr.open_dataset(tmp_path / FOLDER / "wet.nc", decode_times=False) as dataset:
         # The probability of a sum is no sum, but it has the window of the sum.
         assert "cell_methods" not in dataset["wet"].attrs
         assert (np.diff(dataset["time_bnds"], axis=1) == 1440).all()
 
 
-def test_files_of_sums_in_another_order_of_files(tmp_path: Path) -> None:
-    """The first file in the folder has one lead time; windows of the others must be known as well."""
+def test_windows_of_sums_are_read_from_all_files(tmp_path: Path) -> None:
+    """The first file in the folder has one lead time, so windows must be read from the other files as well."""
     archive = write_forecasts(tmp_path, random_ensemble(), split="lead")
-    total = compute(archive, "sum", {"kind": "accumulation", "name": "sum", "of": "total", "over": "12h"})
+    total = compute_product(archive, "sum", {"kind": "accumulation", "name": "sum", "of": "total", "over": "12h"})
     assert np.isfinite(total[1:]).all()
 
 
@@ -102,24 +104,24 @@ def modification_times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "products.json"}
 
 
-def test_products_that_exist_are_kept(tmp_path: Path) -> None:
+def test_existing_products_are_not_written_again(tmp_path: Path) -> None:
     archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
-    first = make(archive, tmp_path, *ENTRIES)
+    first = write_product_files(archive, tmp_path, *ENTRIES)
     assert (first.num_made, first.num_current) == (6, 0)
-    before = modification_times(tmp_path / FOLDER)
-    second = make(archive, tmp_path, *ENTRIES)
-    assert (second.num_made, second.num_current) == (0, 6) and modification_times(tmp_path / FOLDER) == before
+    times_before = modification_times(tmp_path / FOLDER)
+    second = write_product_files(archive, tmp_path, *ENTRIES)
+    assert (second.num_made, second.num_current) == (0, 6) and modification_times(tmp_path / FOLDER) == times_before
 
-    # A changed setting concerns the product, and those that are made of it.
+    # A changed setting affects the product, and the products that are computed from it.
     changed = [{**entry, "of": ["u500", "v500"]} if entry["name"] == "wind850" else entry for entry in ENTRIES]
-    assert make(archive, tmp_path, *changed).num_made == 2
-    after = modification_times(tmp_path / FOLDER)
-    assert {name for name in after if after[name] != before[name]} == {"wind850.nc", "windy.nc"}
+    assert write_product_files(archive, tmp_path, *changed).num_made == 2
+    times_after = modification_times(tmp_path / FOLDER)
+    assert {name for name in times_after if times_after[name] != times_before[name]} == {"wind850.nc", "windy.nc"}
 
-    # A file that was removed, and everything with overwrite.
+    # A removed file is written again. With overwrite, all files are.
     (tmp_path / FOLDER / "wind80.nc").unlink()
-    assert make(archive, tmp_path, *changed).num_made == 1
-    assert make(archive, tmp_path, *changed, overwrite=True).num_made == 6
+    assert write_product_files(archive, tmp_path, *changed).num_made == 1
+    assert write_product_files(archive, tmp_path, *changed, overwrite=True).num_made == 6
 
 
 @pytest.mark.parametrize("options", [{}, {"format": "zarr"}])
@@ -127,15 +129,15 @@ def test_products_of_a_new_forecast_are_made_again(tmp_path: Path, options: dict
     entry = {"kind": "mean", "name": "mean", "of": "t2m"}
     write_forecasts(tmp_path / "forecasts", random_ensemble(), **options)
     archive = open_forecasts(tmp_path / "forecasts")
-    make(archive, tmp_path, entry)
+    write_product_files(archive, tmp_path, entry)
     if options:
-        # A store keeps its settings, so that only another analysis, which has a checksum, makes another forecast.
-        assert make(open_forecasts(tmp_path / "forecasts"), tmp_path, entry).num_made == 0
+        # In a store, a forecast counts as new only if the checksum of its analysis differs.
+        assert write_product_files(open_forecasts(tmp_path / "forecasts"), tmp_path, entry).num_made == 0
         return
     ensemble = random_ensemble(seed=9)
     (tmp_path / "forecasts" / "forecast_2001-04-01T00.nc").unlink()
     archive = write_forecasts(tmp_path / "forecasts", ensemble)
-    assert make(archive, tmp_path, entry).num_made == 1
+    assert write_product_files(archive, tmp_path, entry).num_made == 1
     with xr.open_dataset(tmp_path / FOLDER / "mean.nc") as dataset:
         expected = ensemble[:, :, NAMES.index("t2m")].mean(axis=1)
         np.testing.assert_allclose(dataset["mean"], expected, rtol=1e-6)
@@ -146,17 +148,17 @@ def test_changed_stations_make_new_values(tmp_path: Path) -> None:
     stations = tmp_path / "stations.csv"
     entry = {"kind": "stations", "name": "cities", "of": ["t2m"], "stations": str(stations)}
     stations.write_text("name,latitude,longitude\nA,10,20\n")
-    make(archive, tmp_path, entry)
-    assert make(archive, tmp_path, entry).num_made == 0
+    write_product_files(archive, tmp_path, entry)
+    assert write_product_files(archive, tmp_path, entry).num_made == 0
     stations.write_text("name,latitude,longitude\nA,10,21\n")
-    assert make(archive, tmp_path, entry).num_made == 1
+    assert write_product_files(archive, tmp_path, entry).num_made == 1
 
 
-def test_maps_of_lead_times_that_are_no_longer_wanted_are_removed(tmp_path: Path) -> None:
+def test_maps_of_removed_lead_times_are_deleted(tmp_path: Path) -> None:
     archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
     entry = {"kind": "map", "name": "map", "of": "t2m"}
-    make(archive, tmp_path, {**entry, "lead_times": ["6h", "12h"]})
-    make(archive, tmp_path, {**entry, "lead_times": ["12h"], "member": 1, "range": [260, 300]})
+    write_product_files(archive, tmp_path, {**entry, "lead_times": ["6h", "12h"]})
+    write_product_files(archive, tmp_path, {**entry, "lead_times": ["12h"], "member": 1, "range": [260, 300]})
     assert [path.name for path in (tmp_path / FOLDER).glob("*.png")] == ["map_012h.png"]
     with Image.open(tmp_path / FOLDER / "map_012h.png") as image:
         assert image.width > 1000
@@ -167,7 +169,7 @@ def test_maps_of_all_kinds_of_fields(tmp_path: Path) -> None:
     maps = []
     for name in ("wind80", "windy", "layer_q", "tp24"):
         maps.append({"kind": "map", "name": f"map_{name}", "of": name, "lead_times": ["6h"]})
-    make(archive, tmp_path, *ENTRIES, *maps)
+    write_product_files(archive, tmp_path, *ENTRIES, *maps)
     sizes = [path.stat().st_size for path in (tmp_path / FOLDER).glob("map_*_006h.png")]
     assert len(sizes) == 4 and min(sizes) > 10_000
 
@@ -184,13 +186,13 @@ def test_maps_of_all_kinds_of_fields(tmp_path: Path) -> None:
 def test_wrong_maps_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     archive = write_forecasts(tmp_path, random_ensemble())
     with pytest.raises(CreditError, match=message):
-        plan(archive, {"kind": "map", "name": "map", "of": "t2m", **changes})
+        plan_entries(archive, {"kind": "map", "name": "map", "of": "t2m", **changes})
 
 
-def test_a_failure_leaves_nothing_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full at the third lead time; products that are complete stay, and the next call makes the others."""
+def test_failure_leaves_no_incomplete_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full at the third lead time. Complete products stay, and the next call writes the others."""
     archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
-    make(archive, tmp_path, *ENTRIES[:1])
+    write_product_files(archive, tmp_path, *ENTRIES[:1])
     add = netcdf.FieldFile.add
 
     def fail_late(self: netcdf.FieldFile, lead_index: int) -> None:
@@ -201,18 +203,18 @@ def test_a_failure_leaves_nothing_incomplete(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(netcdf.FieldFile, "add", fail_late)
         with pytest.raises(CreditError, match="the disk is full"):
-            make(archive, tmp_path, *ENTRIES)
+            write_product_files(archive, tmp_path, *ENTRIES)
     assert sorted(os.listdir(tmp_path / FOLDER)) == ["products.json", "wind850.nc"]
-    assert make(archive, tmp_path, *ENTRIES).num_made == 5
+    assert write_product_files(archive, tmp_path, *ENTRIES).num_made == 5
 
 
 def test_an_interruption_does_not_mix_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some maps have the new settings when the run is interrupted; then the old settings are wanted again."""
+    """A call with new settings is interrupted after the first map. The next call restores the old settings."""
     archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
     entry = {"kind": "map", "name": "map", "of": "t2m", "lead_times": ["6h", "12h"]}
-    make(archive, tmp_path, entry)
+    write_product_files(archive, tmp_path, entry)
     paths = sorted((tmp_path / FOLDER).glob("*.png"))
-    before = [path.read_bytes() for path in paths]
+    bytes_before = [path.read_bytes() for path in paths]
     draw = maps.save_figure
 
     def interrupt_second(path: Path, *arguments: Any) -> Path:
@@ -223,17 +225,17 @@ def test_an_interruption_does_not_mix_settings(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(maps, "save_figure", interrupt_second)
         with pytest.raises(KeyboardInterrupt):
-            make(archive, tmp_path, {**entry, "colormap": "plasma"})
-    assert paths[0].read_bytes() != before[0] and paths[1].read_bytes() == before[1]
-    assert make(archive, tmp_path, entry).num_made == 1
-    assert [path.read_bytes() for path in paths] == before
+            write_product_files(archive, tmp_path, {**entry, "colormap": "plasma"})
+    assert paths[0].read_bytes() != bytes_before[0] and paths[1].read_bytes() == bytes_before[1]
+    assert write_product_files(archive, tmp_path, entry).num_made == 1
+    assert [path.read_bytes() for path in paths] == bytes_before
 
 
 def test_a_damaged_record_makes_all_products_again(tmp_path: Path) -> None:
     archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
-    make(archive, tmp_path, *ENTRIES)
+    write_product_files(archive, tmp_path, *ENTRIES)
     (tmp_path / FOLDER / "products.json").write_text('{"wind850": ')
-    assert make(archive, tmp_path, *ENTRIES).num_made == 6
+    assert write_product_files(archive, tmp_path, *ENTRIES).num_made == 6
 
 
 def test_a_plugin_adds_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,18 +257,18 @@ def test_a_plugin_adds_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     ensemble = random_ensemble()
     archive = write_forecasts(tmp_path, ensemble)
-    result = compute(archive, "twice", {"kind": "double", "name": "twice", "of": "t2m"})
+    result = compute_product(archive, "twice", {"kind": "double", "name": "twice", "of": "t2m"})
     np.testing.assert_array_equal(result, 2 * ensemble[:, :, NAMES.index("t2m")])
 
 
-def test_one_channel_is_read_as_all_are(tmp_path: Path) -> None:
+def test_single_channel_equals_channel_of_all_members(tmp_path: Path) -> None:
     archive = write_forecasts(tmp_path, random_ensemble(), split="member")
     all_MCHW = archive.read_members(INITIAL, 3)
     for index, name in enumerate(archive.channel_names):
         np.testing.assert_array_equal(archive.read_channel(INITIAL, 3, name), all_MCHW[:, index])
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+def run_products(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """Return the exit status and the output of ``credit products``."""
     status = main(["products", *map(str, arguments)])
     captured = capsys.readouterr()
@@ -287,12 +289,12 @@ def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for number in range(2):
         write_forecasts(tmp_path / "forecasts", random_ensemble(number), initial=INITIAL + number * day)
     file = write_products_file(tmp_path / "products.yml", forecasts=str(tmp_path / "forecasts"))
-    status, text = run(capsys, file, "--initial-time", "latest")
+    status, text = run_products(capsys, file, "--initial-time", "latest")
     assert status == 0 and "2 products written, 0 already existed" in text
     assert [path.name for path in (tmp_path / "forecasts" / "products").iterdir()] == ["2001-04-02T00"]
-    status, text = run(capsys, file)
+    status, text = run_products(capsys, file)
     assert status == 0 and "2 products written, 2 already existed" in text
-    status, text = run(capsys, file, "--overwrite", "--initial-time", "2001-04-01")
+    status, text = run_products(capsys, file, "--overwrite", "--initial-time", "2001-04-01")
     assert status == 0 and "2 products written, 0 already existed" in text
     assert sorted(os.listdir(tmp_path / "forecasts" / "products" / FOLDER)) == [
         "map_006h.png", "mean.nc", "products.json",
@@ -302,17 +304,17 @@ def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_nothing_is_written_into_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A store is recognised by its content, whatever its name."""
+    """A store is recognised by its content, also if its name does not end with .zarr."""
     write_forecasts(tmp_path, random_ensemble(), format="zarr")
     store = (tmp_path / "forecasts.zarr").rename(tmp_path / "archive")
     content = set(os.listdir(store))
     file = write_products_file(tmp_path / "products.yml", forecasts=str(store))
-    assert run(capsys, file)[0] == 0
+    assert run_products(capsys, file)[0] == 0
     assert set(os.listdir(store)) == content and (tmp_path / "products" / FOLDER / "mean.nc").exists()
 
 
 def test_command_with_names_of_another_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A store, other names of variables, a coastline, and a folder of one's own for the products."""
+    """The command reads a store with other variable names and a land mask, and writes to a given folder."""
     write_forecasts(tmp_path, random_ensemble(), format="zarr")
     land = xr.DataArray(
         (GRID.lat[:, None] > 0) * np.ones(GRID.shape), {"lat": GRID.lat, "lon": GRID.lon}, ("lat", "lon"),
@@ -325,14 +327,14 @@ def test_command_with_names_of_another_program(tmp_path: Path, capsys: pytest.Ca
         tmp_path / "products.yml", forecasts=str(tmp_path / "forecasts.zarr"), rename={"temperature": "t2m"},
         output=str(tmp_path / "out"), land=str(tmp_path / "land.nc"), products=entries,
     )  # fmt: skip
-    assert run(capsys, file)[0] == 0
-    with_coast = (tmp_path / "out" / FOLDER / "map_006h.png").read_bytes()
+    assert run_products(capsys, file)[0] == 0
+    map_with_coast = (tmp_path / "out" / FOLDER / "map_006h.png").read_bytes()
     file = write_products_file(
         tmp_path / "products.yml", forecasts=str(tmp_path / "forecasts.zarr"), rename={"temperature": "t2m"},
         output=str(tmp_path / "out2"), products=entries,
     )  # fmt: skip
-    assert run(capsys, file)[0] == 0
-    assert (tmp_path / "out2" / FOLDER / "map_006h.png").read_bytes() != with_coast
+    assert run_products(capsys, file)[0] == 0
+    assert (tmp_path / "out2" / FOLDER / "map_006h.png").read_bytes() != map_with_coast
 
 
 @pytest.mark.parametrize(
@@ -352,13 +354,13 @@ def test_wrong_files_are_refused(
 ) -> None:
     write_forecasts(tmp_path / "forecasts", random_ensemble())
     file = write_products_file(tmp_path / "products.yml", **{"forecasts": str(tmp_path / "forecasts"), **changes})
-    status, text = run(capsys, file, *arguments)
+    status, text = run_products(capsys, file, *arguments)
     assert status == 2 and message in " ".join(text.split())
 
 
 def test_record_names_settings_and_files(tmp_path: Path) -> None:
     archive = write_forecasts(tmp_path / "forecasts", random_ensemble())
-    make(archive, tmp_path, *ENTRIES)
+    write_product_files(archive, tmp_path, *ENTRIES)
     record = json.loads((tmp_path / FOLDER / "products.json").read_text())
     assert record["windy"]["files"] == ["windy.nc"]
     assert record["windy"]["made_by"]["inputs"]["wind850"]["settings"]["of"] == ["u850", "v850"]

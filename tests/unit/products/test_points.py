@@ -1,4 +1,4 @@
-"""Interpolation to stations against brute force and closed forms; CSV and GeoJSON of stations; meteograms."""
+"""Interpolation to stations, compared with a search of all cells; CSV and GeoJSON files of stations; meteograms."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.unit.products.forecasts import (
     LEADS,
     MEMBERS,
     NAMES,
-    make,
-    plan,
+    plan_entries,
     random_ensemble,
     write_forecasts,
+    write_product_files,
 )
 
 STATIONS = """name,latitude,longitude,height
@@ -39,7 +39,7 @@ Date line,0,180,0
 South Pole,-90,0,2835
 North,89.9,359.9,0
 """
-# (latitude, longitude) of points everywhere: on the date line, at longitude 0, on and near the poles.
+# (latitude, longitude) of points, some on the date line, at longitude 0, and on or near the poles.
 POINTS = [(52.5, 13.4), (-18.1, 178.4), (19.7, -155.1), (0.0, 180.0), (0.0, -180.0), (-90.0, 77.0), (90.0, 0.0),
           (89.9, 359.9), (-88.0, -0.1), (81.0, 342.0), (45.0, 0.0), (45.0, 360.0)]  # fmt: skip
 GRIDS = {
@@ -49,15 +49,15 @@ GRIDS = {
 }
 
 
-def brute_force_bilinear(grid: LatLonGrid, field_HW: np.ndarray, lat: float, lon: float) -> float:
-    """Search the four surrounding cells of a point one by one."""
+def interpolate_by_search(grid: LatLonGrid, field_HW: np.ndarray, lat: float, lon: float) -> float:
+    """Return the bilinear interpolation to a point, whose four surrounding cells are searched one by one."""
     rows = [(90.0, np.full(len(grid.lon), field_HW[0].mean()))]
     rows += [(row_lat, field_HW[row]) for row, row_lat in enumerate(grid.lat.tolist())]
     rows.append((-90.0, np.full(len(grid.lon), field_HW[-1].mean())))
     if grid.has_pole_points:
         rows = rows[1:-1]
 
-    def in_row(values: np.ndarray) -> float:
+    def interpolate_in_row(values: np.ndarray) -> float:
         for column, west in enumerate(grid.lon.tolist()):
             spacing = 360.0 / len(grid.lon)
             east_of = (lon - west) % 360.0
@@ -69,25 +69,25 @@ def brute_force_bilinear(grid: LatLonGrid, field_HW: np.ndarray, lat: float, lon
     for (north, northern), (south, southern) in zip(rows, rows[1:], strict=False):
         if south <= lat <= north:
             share = (north - lat) / (north - south)
-            return (1 - share) * in_row(northern) + share * in_row(southern)
+            return (1 - share) * interpolate_in_row(northern) + share * interpolate_in_row(southern)
     raise AssertionError
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_bilinear_against_brute_force(grid: LatLonGrid) -> None:
+def test_bilinear_equals_search_of_cells(grid: LatLonGrid) -> None:
     fields_NHW = np.random.default_rng(2).normal(size=(3, *grid.shape))
     if grid.has_pole_points:
         fields_NHW[:, [0, -1]] = fields_NHW[:, [0, -1], :1]
     lat_S, lon_S = np.array(POINTS).T
     values_NS = PointInterpolator(grid, lat_S, lon_S, "bilinear").apply(fields_NHW)
     for index, (lat, lon) in enumerate(POINTS):
-        expected = [brute_force_bilinear(grid, field, lat, lon) for field in fields_NHW]
+        expected = [interpolate_by_search(grid, field, lat, lon) for field in fields_NHW]
         np.testing.assert_allclose(values_NS[:, index], expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_nearest_against_brute_force(grid: LatLonGrid) -> None:
-    """Of all cells, the one whose unit vector is nearest."""
+def test_nearest_equals_search_of_cells(grid: LatLonGrid) -> None:
+    """The nearest cell is the one whose unit vector has the largest cosine with that of the point."""
     field_HW = np.random.default_rng(3).normal(size=grid.shape)
     rng = np.random.default_rng(4)
     points = [*POINTS[:5], *zip(rng.uniform(-90, 90, 200), rng.uniform(-180, 360, 200), strict=True)]
@@ -107,7 +107,7 @@ def test_nearest_against_brute_force(grid: LatLonGrid) -> None:
 
 
 def test_bilinear_agrees_with_the_regridder() -> None:
-    """The same rules as when data are read, also for missing cells and for wind components near the poles."""
+    """Both follow the same rules, also for missing cells and for wind components near the poles."""
     target = LatLonGrid.equiangular(37, 48, poles=True)
     lat_S, lon_S = (axis.ravel() for axis in np.meshgrid(target.lat, target.lon, indexing="ij"))
     field_HW = np.random.default_rng(5).normal(size=GRID.shape).astype(np.float32)
@@ -123,7 +123,7 @@ def test_bilinear_agrees_with_the_regridder() -> None:
 
 
 def test_linear_fields_are_exact_across_the_date_line() -> None:
-    """A field that is linear between the columns at 162 and 198 degrees."""
+    """The field is linear between the columns at 162 and 198 degrees."""
     field_HW = np.zeros(GRID.shape)
     field_HW[:, 9], field_HW[:, 10], field_HW[:, 11] = 162.0, 180.0, 198.0
     lon_S = np.array([170.0, 179.9, -179.9, 190.0, -170.0])
@@ -154,13 +154,13 @@ def test_station_files(archive: ForecastArchive, ensemble: np.ndarray, stations:
         {"kind": "mean", "name": "mean", "of": "t2m", "write": False},
         {"kind": "stations", "name": "cities", "of": ["t2m", "mean", "q"], "stations": str(stations)},
     ]
-    assert make(archive, tmp_path / "products", *entries).num_made == 1
+    assert write_product_files(archive, tmp_path / "products", *entries).num_made == 1
     folder = tmp_path / "products" / "2001-04-01T00"
     table = pd.read_csv(folder / "cities.csv")
     assert len(table) == 6 * len(LEADS) * (MEMBERS + 1 + 1)
     # One value by hand.
     row = table[(table.station == "Suva") & (table.lead_hours == 12) & (table.variable == "t2m") & (table.member == 3)]
-    expected = brute_force_bilinear(GRID, ensemble[1, 3, NAMES.index("t2m")].astype(float), -18.1, 178.4)
+    expected = interpolate_by_search(GRID, ensemble[1, 3, NAMES.index("t2m")].astype(float), -18.1, 178.4)
     assert row.value.item() == pytest.approx(expected, rel=1e-5)
     assert row.valid_time.item() == "2001-04-01T12:00" and row.units.item() == "K"
     mean = table[(table.station == "Suva") & (table.lead_hours == 12) & (table.variable == "mean")]
@@ -178,12 +178,12 @@ def test_station_files(archive: ForecastArchive, ensemble: np.ndarray, stations:
 def test_statistics_of_wind_near_a_pole(
     archive: ForecastArchive, ensemble: np.ndarray, stations: Path, tmp_path: Path
 ) -> None:
-    """Components turn with longitude near a pole; their spread and extremes do not."""
+    """Interpolation rotates wind components near a pole, but not their spread and extremes."""
     entries = [
         {"kind": kind, "name": kind, "of": "u10", "write": False} for kind in ("mean", "spread", "maximum", "minimum")
     ]
     names = [entry["name"] for entry in entries]
-    make(
+    write_product_files(
         archive, tmp_path, *entries, {"kind": "stations", "name": "s", "of": ["u10", *names], "stations": str(stations)}
     )
     table = pd.read_csv(tmp_path / "2001-04-01T00" / "s.csv")
@@ -194,7 +194,7 @@ def test_statistics_of_wind_near_a_pole(
     }  # fmt: skip
     for name, values_LW in expected.items():
         np.testing.assert_allclose(at_pole[name], values_LW.mean(axis=1), rtol=1e-5)
-    # The mean of the members at the pole is that of the members' values there.
+    # The mean is a component, so at the pole it equals the mean of the members' values.
     np.testing.assert_allclose(at_pole["mean"], at_pole["u10"], rtol=1e-4, atol=1e-4)
 
 
@@ -204,7 +204,7 @@ def test_missing_values_of_stations_are_empty(archive: ForecastArchive, stations
         {"kind": "mean", "name": "tp_mean", "of": "tp24", "write": False},
         {"kind": "stations", "name": "rain", "of": ["tp_mean"], "stations": str(stations)},
     ]
-    make(archive, tmp_path, *entries)
+    write_product_files(archive, tmp_path, *entries)
     table = pd.read_csv(tmp_path / "2001-04-01T00" / "rain.csv")
     assert (np.isnan(table.value) == (table.lead_hours < 24)).all()
     collection = json.loads((tmp_path / "2001-04-01T00" / "rain.geojson").read_text())
@@ -222,7 +222,7 @@ def test_meteograms(archive: ForecastArchive, tmp_path: Path, style: str) -> Non
         {"kind": "accumulation", "name": "tp24", "of": "tp", "over": "24h", "write": False},
         {"kind": "meteogram", "name": "meteo", "of": ["t2m", "p", "tp24"], "stations": str(stations), "style": style},
     ]
-    make(archive, tmp_path, *entries)
+    write_product_files(archive, tmp_path, *entries)
     folder = tmp_path / "2001-04-01T00"
     assert sorted(path.name for path in folder.glob("*.png")) == ["meteo_Hilo_Hawaii.png", "meteo_Hilo_Hawaii_2.png"]
     with Image.open(folder / "meteo_Hilo_Hawaii.png") as image:
@@ -263,7 +263,7 @@ def test_wrong_station_files_are_refused(tmp_path: Path, text: str, message: str
 def test_a_missing_station_file_is_refused(archive: ForecastArchive, tmp_path: Path) -> None:
     entry = {"kind": "stations", "name": "a", "of": ["t2m"], "stations": str(tmp_path / "none.csv")}
     with pytest.raises(CreditError, match=r"products.0.stations: .*none.csv cannot be read"):
-        plan(archive, entry)
+        plan_entries(archive, entry)
 
 
 def test_spreadsheets_and_other_columns_are_read(tmp_path: Path) -> None:

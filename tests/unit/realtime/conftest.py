@@ -1,4 +1,4 @@
-"""A quickstart run that was trained for a few steps, a server of analyses, and a function that runs the command."""
+"""Fixtures: a trained quickstart run, a server of analyses, and functions that run ``credit realtime``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY
 from tests.unit.realtime.faulty_server import FaultyServer, serve
 from tests.unit.realtime.grib_files import GribFile
 
-# The season of training is that of the served fields, which are of February 2001.
+# The training period has the same season as the served fields, which are from February 2001.
 _OVERRIDES = (
     "trainer.max_steps=2", "trainer.validate_every=2", "trainer.valid_samples=2", "trainer.train_batch_size=2",
     "data.valid_forecast_len=1", "trainer.device=cpu", "data.splits.train=['2000-01-01', '2000-02-20']",
@@ -29,7 +29,7 @@ CYCLE = datetime(2026, 11, 27, 0)
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a trained run; it is not changed."""
+    """Folder of a trained run. Tests must not change it."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     config = REPOSITORY / "config" / "quickstart.yml"
     assert main(["train", str(config), f"save_loc={folder}", "--quiet", *_OVERRIDES]) == 0
@@ -38,7 +38,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def running_server() -> Iterator[FaultyServer]:
-    """Server of the session."""
+    """Server that runs for the session; it keeps files and faults of earlier tests."""
     with serve() as server:
         yield server
 
@@ -51,7 +51,7 @@ def server(running_server: FaultyServer) -> FaultyServer:
 
 
 def publish(server: FaultyServer, file: GribFile, index: str | None = None, name: str = "anl") -> None:
-    """Put a file and its index of GFS on the server."""
+    """Put a file and its GFS index on the server."""
     path = f"gfs.{file.time:%Y%m%d}/{file.time:%H}/{name}"
     server.files[path] = file.content()
     server.files[f"{path}.idx"] = (file.gfs_index() if index is None else index).encode()
@@ -79,13 +79,13 @@ def write_config(run: Path, trained_run: Path, server: FaultyServer, **realtime:
 
 @pytest.fixture
 def config_path(tmp_path: Path, trained_run: Path, server: FaultyServer) -> Path:
-    """Config of a run of its own, with the checkpoints of the trained one."""
+    """Config of a new run with the checkpoints of the trained run."""
     return write_config(tmp_path / "run", trained_run, server)
 
 
 @pytest.fixture
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds of the waits of the command, which do not wait but advance its clock."""
+    """Seconds of each wait of the command. A wait returns at once and advances the clock of the command."""
     waits: list[float] = []
     start = clock.time.time()
     monkeypatch.setattr(clock.Clock, "sleep", lambda self, seconds: waits.append(seconds))
@@ -95,7 +95,7 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def forecasts(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Configs of the forecasts that the command would make; none is made, and none is scored."""
+    """Configs of the forecasts that the command requests. Computing and scoring of forecasts are replaced."""
     configs: list[Config] = []
     monkeypatch.setattr(realtime_command, "_make_forecasts", configs.append)
     monkeypatch.setattr(workflow, "score_earlier_forecasts", lambda *arguments: 0)

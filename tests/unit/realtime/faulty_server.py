@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FaultyServer:
-    """Server of files, with counts of what it was asked for.
+    """Server of files that counts its requests.
 
     Attributes:
         files: path -> content.
-        faults: functions of a handler that may answer a request instead of the server; they return True if they did.
+        faults: functions of a handler that return True if they answered the request in place of the server.
         requests: (path, range header or None) of each request.
         bytes_sent: bytes of all bodies of GRIB files.
     """
@@ -27,7 +27,7 @@ class FaultyServer:
         self.url = ""
 
     def reset(self) -> None:
-        """Forget files, faults and counts."""
+        """Remove all files and faults, and reset the counts."""
         self.files.clear()
         self.faults.clear()
         self.requests.clear()
@@ -46,7 +46,7 @@ class FaultyServer:
             return
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
         if match is None:
-            send(handler, 200, content)
+            send_answer(handler, 200, content)
             return
         first, last = int(match[1]), int(match[2])
         if first >= len(content):
@@ -54,11 +54,13 @@ class FaultyServer:
             return
         body = content[first : last + 1]
         self.bytes_sent += len(body)
-        send(handler, 206, body, {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{len(content)}"})
+        send_answer(handler, 206, body, {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{len(content)}"})
 
 
-def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-    """Send an answer; `headers` may replace the length."""
+def send_answer(
+    handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None
+) -> None:
+    """Send an answer; `headers` may replace the header Content-Length."""
     handler.send_response(status)
     for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
         handler.send_header(name, value)
@@ -68,7 +70,7 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dic
 
 @contextmanager
 def serve() -> Iterator[FaultyServer]:
-    """Context of a server on a free port."""
+    """Run a server on a free port inside the block."""
     server = FaultyServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -90,14 +92,14 @@ def serve() -> Iterator[FaultyServer]:
         thread.join()
 
 
-def on_grib(answer: Callable[[BaseHTTPRequestHandler], None], times: int = 10**9) -> Callable:
-    """Return a fault that answers the first requests of bytes of a GRIB file."""
-    left = [times]
+def build_range_fault(answer: Callable[[BaseHTTPRequestHandler], None], times: int = 10**9) -> Callable:
+    """Return a fault that answers the first `times` requests for a byte range of a GRIB file."""
+    num_left = [times]
 
     def fault(handler: BaseHTTPRequestHandler) -> bool:
-        if handler.headers.get("Range") is None or left[0] == 0:
+        if handler.headers.get("Range") is None or num_left[0] == 0:
             return False
-        left[0] -= 1
+        num_left[0] -= 1
         answer(handler)
         return True
 

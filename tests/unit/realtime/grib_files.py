@@ -1,4 +1,4 @@
-"""GRIB 2 files with fields of the bundled sample, as GFS and IFS would write them, and their indexes."""
+"""GRIB 2 files with fields of the bundled sample in the formats of GFS and IFS, and their indexes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import xarray as xr
 import credit.data.bundled
 
 GRAVITY = 9.80665
-# name -> (discipline, category, number, type of surface, scale, value), and the names in the indexes of GFS and IFS
+# Name of a channel -> (discipline, category, number, type of surface, scale, value), and its names in the indexes of
+# GFS and IFS.
 PARAMETERS = {
     "z850": ((0, 3, 5, 100, 0, 85000), ("HGT", "850 mb"), ("gh", "850")),
     "z500": ((0, 3, 5, 100, 0, 50000), ("HGT", "500 mb"), ("gh", "500")),
@@ -25,11 +26,11 @@ PARAMETERS = {
     "t2m": ((0, 0, 0, 103, 0, 2), ("TMP", "2 m above ground"), ("2t", None)),
     "msl": ((0, 3, 1, 101, 0, 0), ("PRMSL", "mean sea level"), ("msl", None)),
     "sst": ((0, 0, 0, 1, 0, 0), ("TMP", "surface"), ("skt", None)),
-    # Not read by the model, between the wanted records.
+    # Records between the requested ones, which the model does not read.
     "u500": ((0, 2, 2, 100, 0, 50000), ("UGRD", "500 mb"), ("u", "500")),
     "rh850": ((0, 1, 1, 100, 0, 85000), ("RH", "850 mb"), ("r", "850")),
 }
-# Order in the file: some wanted records are adjacent.
+# Order in the file. Some requested records are adjacent.
 ORDER = ("msl", "z850", "t850", "rh850", "z500", "u500", "z250", "t2m", "sst")
 _KEYS = (
     "discipline", "parameterCategory", "parameterNumber", "typeOfFirstFixedSurface",
@@ -39,7 +40,7 @@ _KEYS = (
 
 @dataclass
 class GribFile:
-    """A GRIB file in memory: messages in order, by name of the channel."""
+    """GRIB file in memory: its messages in order, by name of the channel."""
 
     time: datetime
     messages: dict[str, bytes] = field(default_factory=dict)
@@ -87,14 +88,14 @@ def sample_fields(time_index: int) -> Mapping[str, xr.DataArray]:
     """
     path = Path(credit.data.bundled.__file__).parent / "speedy" / "speedy_2001q1.nc"
     with xr.open_dataset(path) as dataset:
-        at_time = dataset.isel(time=time_index).sortby("latitude", ascending=False).load()
-    fields = {f"z{level:g}": at_time["z"].sel(level_z=level, drop=True) for level in (850.0, 500.0, 250.0)}
-    fields["t850"] = at_time["t"].isel(level_t=0, drop=True)
-    fields |= {name: at_time[name] for name in ("t2m", "msl")}
-    # Over land GFS has the temperature of the ground.
-    fields["sst"] = at_time["sst"].where(at_time["sst"].notnull(), at_time["t2m"])
-    fields["u500"] = at_time["t2m"] - 280
-    fields["rh850"] = at_time["t2m"] - 230
+        fields_at_time = dataset.isel(time=time_index).sortby("latitude", ascending=False).load()
+    fields = {f"z{level:g}": fields_at_time["z"].sel(level_z=level, drop=True) for level in (850.0, 500.0, 250.0)}
+    fields["t850"] = fields_at_time["t"].isel(level_t=0, drop=True)
+    fields |= {name: fields_at_time[name] for name in ("t2m", "msl")}
+    # Over land, GFS has the temperature of the ground.
+    fields["sst"] = fields_at_time["sst"].where(fields_at_time["sst"].notnull(), fields_at_time["t2m"])
+    fields["u500"] = fields_at_time["t2m"] - 280
+    fields["rh850"] = fields_at_time["t2m"] - 230
     return fields
 
 
@@ -138,9 +139,9 @@ def encode_message(
             "bitsPerValue": 24,
         }  # fmt: skip
         if centre == "ecmf":
-            # Names of their own at ECMWF.
-            other = {"msl": (0, 3, 0, 101, 0, 0), "sst": (0, 0, 17, 1, 0, 0)}.get(name)
-            header |= dict(zip(_KEYS, other, strict=True)) if other else {}
+            # ECMWF uses other parameters for these channels.
+            ecmwf_codes = {"msl": (0, 3, 0, 101, 0, 0), "sst": (0, 0, 17, 1, 0, 0)}.get(name)
+            header |= dict(zip(_KEYS, ecmwf_codes, strict=True)) if ecmwf_codes else {}
             header["packingType"] = "grid_ccsds"
         for key, value in (header | keys).items():
             eccodes.codes_set(handle, key, value)

@@ -1,4 +1,4 @@
-"""The initial state is that of the file on the server; few bytes and little memory are needed to get it."""
+"""Initial states equal the file on the server, and fetching them needs few bytes and little memory."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tests.unit.realtime.conftest import CYCLE, publish
 from tests.unit.realtime.faulty_server import FaultyServer
 from tests.unit.realtime.grib_files import GRAVITY, GribFile, build_file, encode_message, sample_fields
 
-WANTED = ("msl", "z850", "t850", "z500", "z250", "t2m", "sst")
+REQUESTED_CHANNELS = ("msl", "z850", "t850", "z500", "z250", "t2m", "sst")
 MINUTES = Calendar().parse("2026-11-27T00:00")
 
 
 def decode_directly(file: GribFile, name: str) -> np.ndarray:
-    """Return a field of a file as ecCodes alone reads it, in the units and the order of the model."""
+    """Return a field of a file, decoded with ecCodes, in the units and the cell order of the model."""
     handle = eccodes.codes_new_from_message(file.messages[name])
     values = eccodes.codes_get_values(handle).astype(np.float32)
     lat = eccodes.codes_get_array(handle, "distinctLatitudes")
     lon = eccodes.codes_get_array(handle, "longitudes")[: eccodes.codes_get(handle, "Ni")]
     eccodes.codes_release(handle)
     lat = np.sort(lat)[::-1]
-    _, order = LatLonGrid.from_coords(lat, lon)
-    field_HW = order.apply(values.reshape(len(lat), len(lon)))
+    _, axis_order = LatLonGrid.from_coords(lat, lon)
+    field_HW = axis_order.apply(values.reshape(len(lat), len(lon)))
     return Conversion(GRAVITY, 0.0).apply(field_HW) if name.startswith("z") else field_HW
 
 
@@ -52,14 +52,14 @@ def read_initial_state(forecast_config: Config) -> dict[str, np.ndarray]:
     names = [channel.name for channel in model.assets.channels.group("prognostic")]
     fields = dict(zip(names, frames.prognostic(MINUTES), strict=True))
     fields["sst"] = frames.forcing(MINUTES)[0]
-    # The model was trained without values over land.
+    # Over land, the training data have no values.
     fields["land"] = model.assets.masks["sst"]
     return fields
 
 
 def require_equal(fields: dict[str, np.ndarray], file: GribFile) -> None:
-    """Require that an initial state equals that of a file bit for bit."""
-    for name in WANTED:
+    """Require that an initial state equals the fields of a file bit for bit."""
+    for name in REQUESTED_CHANNELS:
         expected_HW = decode_directly(file, name)
         if name == "sst":
             expected_HW = np.where(fields["land"], np.nan, expected_HW)
@@ -67,13 +67,13 @@ def require_equal(fields: dict[str, np.ndarray], file: GribFile) -> None:
 
 
 @pytest.mark.parametrize("first_longitude", [0.0, -180.0])
-def test_the_initial_state_is_that_of_the_file(run_cycle, server, forecasts, first_longitude: float) -> None:
+def test_initial_state_equals_fields_of_file(run_cycle, server, forecasts, first_longitude: float) -> None:
     file = build_file(CYCLE, first_longitude=first_longitude)
     publish(server, file)
     assert run_cycle().returncode == 0
     fields = read_initial_state(forecasts[0])
     require_equal(fields, file)
-    # The sample has the geopotential; 24 bits of the range of the height are a fraction of 1 m2 s-2.
+    # The file has heights in 24 bits, whose rounding error is a fraction of 1 m2 s-2 of geopotential.
     np.testing.assert_allclose(fields["z500"], sample_fields(20)["z500"].values, atol=0.02)
     assert np.isnan(fields["sst"]).any()
 
@@ -82,19 +82,19 @@ def test_open_data_of_ecmwf(run_cycle, server, forecasts, tmp_path: Path) -> Non
     file = build_file(CYCLE, centre="ecmf")
     server.files["20261127/00z/anl.grib2"] = file.content()
     server.files["20261127/00z/anl.index"] = file.ecmwf_index().encode()
-    done = run_cycle(
+    result = run_cycle(
         "realtime.format=ecmwf_index",
         f"realtime.url={server.url}/{{date}}/{{cycle}}z/anl.grib2",
         "realtime.fields={sst: {param: skt}}",
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     require_equal(read_initial_state(forecasts[0]), file)
-    # The index tells the length of every record, so only wanted bytes are fetched.
-    assert server.bytes_sent == sum(len(file.messages[name]) for name in WANTED)
+    # The index has the length of every record, so only requested records are fetched.
+    assert server.bytes_sent == sum(len(file.messages[name]) for name in REQUESTED_CHANNELS)
 
 
 def test_a_finer_analysis_is_averaged(run_cycle, server, forecasts) -> None:
-    """Cells of 2 x 2 equal values have the mean of the coarse cell."""
+    """Each coarse cell is the mean of 2 x 2 fine cells, which have equal values here."""
     coarse = build_file(CYCLE)
     fine = GribFile(CYCLE)
     for name in coarse.messages:
@@ -114,9 +114,9 @@ def test_adjacent_records_are_fetched_together(run_cycle, server, forecasts) -> 
     file = build_file(CYCLE)
     publish(server, file)
     assert run_cycle().returncode == 0
-    wanted_bytes = sum(len(file.messages[name]) for name in WANTED)
-    assert wanted_bytes <= server.bytes_sent <= 1.02 * wanted_bytes
-    # Two records that are not wanted divide the others into three ranges; one request asks for the last length.
+    requested_bytes = sum(len(file.messages[name]) for name in REQUESTED_CHANNELS)
+    assert requested_bytes <= server.bytes_sent <= 1.02 * requested_bytes
+    # Two records that are not requested divide the others into three ranges. One more request reads the last length.
     assert len([path for path, byte_range in server.requests if byte_range]) == 4
 
 
@@ -128,7 +128,7 @@ def test_equal_duplicates_are_one_record(run_cycle, server, forecasts) -> None:
     require_equal(read_initial_state(forecasts[0]), file)
 
 
-def test_a_restart_fetches_what_is_missing(run_cycle, server, forecasts) -> None:
+def test_restart_fetches_only_missing_records(run_cycle, server, forecasts) -> None:
     file = build_file(CYCLE)
     publish(server, file)
     num_requests = 0
@@ -146,14 +146,14 @@ def test_a_restart_fetches_what_is_missing(run_cycle, server, forecasts) -> None
     server.faults.clear()
     assert run_cycle("realtime.retries=0").returncode == 0
     # Both calls ask for the length of the last record, in 16 bytes.
-    total_bytes = sum(len(file.messages[name]) for name in WANTED)
+    total_bytes = sum(len(file.messages[name]) for name in REQUESTED_CHANNELS)
     assert total_bytes / 2 < first_bytes < total_bytes
     assert server.bytes_sent == total_bytes + 2 * 16
     require_equal(read_initial_state(forecasts[0]), file)
 
 
 def test_records_of_another_address_are_not_used(run_cycle, server, forecasts) -> None:
-    """The call for the first address leaves records; its grid and names are those of the second."""
+    """A call for one address leaves records with the grid and the names of those at the second address."""
     publish(server, build_file(CYCLE, 20))
     file = build_file(CYCLE, 25)
     publish(server, file, name="other")
@@ -164,7 +164,7 @@ def test_records_of_another_address_are_not_used(run_cycle, server, forecasts) -
 
 
 def test_records_of_an_earlier_file_are_not_used(run_cycle, server, forecasts) -> None:
-    """The server replaces file and index between two calls, of which the first was interrupted."""
+    """The first call fails, and the server replaces file and index before the second call."""
     publish(server, build_file(CYCLE, 20))
     server.files["gfs.20261127/00/anl"] = build_file(CYCLE, 20).content()[:-100]
     assert run_cycle("realtime.retries=0").returncode == 3
@@ -212,8 +212,8 @@ def test_both_components_of_wind_in_one_message(server: FaultyServer, tmp_path: 
         np.testing.assert_allclose(fetcher.read(request).values_HW, factor * values_HW, atol=1e-4)
 
 
-def test_little_memory_is_needed(server: FaultyServer, tmp_path: Path) -> None:
-    """The peak does not depend on the number of fields, so it is far below that of many fields."""
+def test_memory_peak_is_limited(server: FaultyServer, tmp_path: Path) -> None:
+    """The memory peak is at most about the size of all fields in float32."""
     levels = [25.0 * number for number in range(1, 41)]
     noise = np.random.default_rng(1).normal(250, 10, (181, 360))
     file = GribFile(CYCLE)
@@ -281,17 +281,17 @@ def run_campaign(run_cycle: Callable, server: FaultyServer, forecasts: list[Conf
         index, content = damage_at_random(random.Random(seed), file)
         publish(server, file, index)
         server.files["gfs.20261127/00/anl"] = content
-        done = run_cycle("realtime.retries=0")
-        assert done.returncode == (0 if forecasts else 3), done.stderr
+        result = run_cycle("realtime.retries=0")
+        assert result.returncode == (0 if forecasts else 3), result.stderr
         if forecasts:
             require_equal(read_initial_state(forecasts[0]), file)
             num_forecasts += 1
-        shutil.rmtree(Path(load_config(done.args[0]).save_loc) / "realtime")
+        shutil.rmtree(Path(load_config(result.args[0]).save_loc) / "realtime")
     return num_forecasts, len(seeds) - num_forecasts
 
 
 @pytest.mark.slow
-def test_random_deletions_never_invent_a_field(run_cycle, server, forecasts) -> None:
+def test_random_deletions_never_change_the_initial_state(run_cycle, server, forecasts) -> None:
     seeds = range(int(os.environ.get("REALTIME_DELETIONS", "12")))
     num_forecasts, num_refused = run_campaign(run_cycle, server, forecasts, seeds)
     print(f"{num_forecasts} forecasts, {num_refused} refused")
@@ -300,7 +300,7 @@ def test_random_deletions_never_invent_a_field(run_cycle, server, forecasts) -> 
 
 
 @pytest.mark.slow
-def test_flipped_bits(run_cycle, server, forecasts) -> None:
+def test_flipped_bits_in_descriptions_never_change_the_initial_state(run_cycle, server, forecasts) -> None:
     """A flipped bit in the description of a field never changes the state; one in its values may remain unnoticed.
 
     GRIB has no checksum. The values are sections 5 to 7 of the message.
@@ -312,22 +312,22 @@ def test_flipped_bits(run_cycle, server, forecasts) -> None:
     for _ in range(num_flips):
         server.reset()
         forecasts.clear()
-        name = rng.choice(WANTED)
+        name = rng.choice(REQUESTED_CHANNELS)
         message = bytearray(file.messages[name])
         section_5 = message.index(b"\x00\x00\x00\x15\x05")
         is_in_values = rng.random() < 0.3
         position = rng.randrange(section_5, len(message) - 4) if is_in_values else rng.randrange(section_5)
         message[position] ^= 1 << rng.randrange(8)
-        damaged = GribFile(CYCLE, file.messages | {name: bytes(message)})
-        publish(server, damaged)
-        done = run_cycle("realtime.retries=0")
-        assert done.returncode == (0 if forecasts else 3), done.stderr
+        damaged_file = GribFile(CYCLE, file.messages | {name: bytes(message)})
+        publish(server, damaged_file)
+        result = run_cycle("realtime.retries=0")
+        assert result.returncode == (0 if forecasts else 3), result.stderr
         num_refused += not forecasts
         if forecasts:
             fields = read_initial_state(forecasts[0])
-            assert all(np.isfinite(fields[channel]).all() for channel in WANTED if channel != "sst")
+            assert all(np.isfinite(fields[channel]).all() for channel in REQUESTED_CHANNELS if channel != "sst")
             if not is_in_values:
                 require_equal(fields, file)
-        shutil.rmtree(Path(load_config(done.args[0]).save_loc) / "realtime")
+        shutil.rmtree(Path(load_config(result.args[0]).save_loc) / "realtime")
     print(f"{num_refused} of {num_flips} flips refused")
     assert num_refused > num_flips // 4

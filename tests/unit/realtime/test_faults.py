@@ -1,4 +1,4 @@
-"""Each fault of a server has its exit code and one line that names the file, the field and the cycle."""
+"""Each fault of a server gives an exit code and one line that names the file, the field and the cycle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.unit.realtime.conftest import CYCLE, publish, read_status
-from tests.unit.realtime.faulty_server import FaultyServer, on_grib, send
+from tests.unit.realtime.faulty_server import FaultyServer, build_range_fault, send_answer
 from tests.unit.realtime.grib_files import GRAVITY, GribFile, build_file, encode_message, grib_values, sample_fields
 
 # Name of the analysis file on the server.
@@ -31,7 +31,7 @@ def remove_from_file(server: FaultyServer, file: GribFile) -> None:
 
 def keep_old_index(server: FaultyServer, file: GribFile) -> None:
     old_index = file.gfs_index()
-    # The new file has a shorter first record, so the later ones lie elsewhere.
+    # The new file has a shorter first record, so the offsets of later records differ.
     file.messages["msl"] = replace_values(file, "msl", bitsPerValue=12)
     publish(server, file, old_index)
 
@@ -39,7 +39,7 @@ def keep_old_index(server: FaultyServer, file: GribFile) -> None:
 def truncate_answers(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
 
-    server.faults.append(on_grib(truncate))
+    server.faults.append(build_range_fault(send_truncated))
 
 
 def truncate_file(server: FaultyServer, file: GribFile) -> None:
@@ -49,22 +49,24 @@ def truncate_file(server: FaultyServer, file: GribFile) -> None:
 
 def ignore_ranges(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
-    server.faults.append(on_grib(lambda handler: send(handler, 200, file.content())))
+    server.faults.append(build_range_fault(lambda handler: send_answer(handler, 200, file.content())))
 
 
 def send_other_range(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
-    server.faults.append(on_grib(lambda handler: send(handler, 206, b"GRIB", {"Content-Range": "bytes 77-80/90"})))
+    server.faults.append(
+        build_range_fault(lambda handler: send_answer(handler, 206, b"GRIB", {"Content-Range": "bytes 77-80/90"}))
+    )
 
 
 def fail_with_503(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
-    server.faults.append(on_grib(lambda handler: send(handler, 503, b"busy")))
+    server.faults.append(build_range_fault(lambda handler: send_answer(handler, 503, b"busy")))
 
 
-def ask_for_a_day(server: FaultyServer, file: GribFile) -> None:
+def request_wait_of_a_day(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
-    server.faults.append(on_grib(lambda handler: send(handler, 429, b"", {"Retry-After": "86400"})))
+    server.faults.append(build_range_fault(lambda handler: send_answer(handler, 429, b"", {"Retry-After": "86400"})))
 
 
 def publish_nothing(server: FaultyServer, file: GribFile) -> None:
@@ -94,8 +96,8 @@ def replace_message(name: str, **changes: object) -> Callable[[FaultyServer, Gri
     return fault
 
 
-def flip(position: int) -> Callable[[FaultyServer, GribFile], None]:
-    """Return a fault that changes one byte of the message of z500."""
+def build_flip_fault(position: int) -> Callable[[FaultyServer, GribFile], None]:
+    """Return a fault that flips two bits in one byte of the message of z500."""
 
     def fault(server: FaultyServer, file: GribFile) -> None:
         message = bytearray(file.messages["z500"])
@@ -123,38 +125,38 @@ def add_other_record(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
 
 
-def range_of(handler: BaseHTTPRequestHandler) -> str:
+def read_range_header(handler: BaseHTTPRequestHandler) -> str:
     return handler.headers["Range"].replace("bytes=", "bytes ")
 
 
 def compress_answers(server: FaultyServer, file: GribFile) -> None:
     publish(server, file)
 
-    def compress(handler: BaseHTTPRequestHandler) -> bool:
-        send(handler, 200, gzip.compress(file.gfs_index().encode()), {"Content-Encoding": "gzip"})
+    def send_compressed(handler: BaseHTTPRequestHandler) -> bool:
+        send_answer(handler, 200, gzip.compress(file.gfs_index().encode()), {"Content-Encoding": "gzip"})
         return True
 
-    server.faults.append(compress)
+    server.faults.append(send_compressed)
 
 
 def redirect_for_ever(server: FaultyServer, file: GribFile) -> None:
-    def redirect(handler: BaseHTTPRequestHandler) -> bool:
-        send(handler, 302, b"", {"Location": handler.path})
+    def send_redirect(handler: BaseHTTPRequestHandler) -> bool:
+        send_answer(handler, 302, b"", {"Location": handler.path})
         return True
 
-    server.faults.append(redirect)
+    server.faults.append(send_redirect)
 
 
-def leave_a_hole(server: FaultyServer, file: GribFile) -> None:
-    """A block of the file is not written yet; length and ends of the record are right."""
+def write_hole(server: FaultyServer, file: GribFile) -> None:
+    """A block of the file is not written yet. The length of the record and its ends are correct."""
     message = bytearray(file.messages["z500"])
     message[2000:2600] = bytes(600)
     file.messages["z500"] = bytes(message)
     publish(server, file)
 
 
-def announce_a_long_record(server: FaultyServer, file: GribFile) -> None:
-    """The header of the last record, whose length the index does not tell, has a damaged length."""
+def damage_length_of_last_record(server: FaultyServer, file: GribFile) -> None:
+    """The header of the last record has a damaged length, which the index does not contain."""
     message = bytearray(file.messages["sst"])
     message[8] = 1
     file.messages["sst"] = bytes(message)
@@ -162,7 +164,10 @@ def announce_a_long_record(server: FaultyServer, file: GribFile) -> None:
 
 
 FAULTS = {
-    "length of the last record": (announce_a_long_record, "sst (TMP:surface): the record does not begin with a header"),
+    "length of the last record": (
+        damage_length_of_last_record,
+        "sst (TMP:surface): the record does not begin with a header",
+    ),
     "record absent from the index": (remove_from_index, "z500 (HGT:500 mb): not in the index"),
     "field entirely missing": (remove_from_file, "z500 (HGT:500 mb): not in the index"),
     "index older than the file": (keep_old_index, "msl (PRMSL:mean sea level): the record has 6323 bytes, but its"),
@@ -174,13 +179,13 @@ FAULTS = {
     "endless redirection": (redirect_for_ever, "index: not read"),
     "another range": (send_other_range, "sends different bytes"),
     "503 for ever": (fail_with_503, "the server answers 503"),
-    "429 with a long Retry-After": (ask_for_a_day, "there is no time to wait 86400 s"),
+    "429 with a long Retry-After": (request_wait_of_a_day, "there is no time to wait 86400 s"),
     "no file": (publish_nothing, "index: not on the server"),
     "index without file": (publish_index_alone, "sst: not on the server"),
-    "flip of the start": (flip(1), "z500 (HGT:500 mb): the record does not begin with GRIB"),
-    "flip of the length": (flip(14), "z500 (HGT:500 mb): the record has"),
-    "flip of the end": (flip(-2), "z500 (HGT:500 mb): the record does not end with 7777"),
-    "hole in the values": (leave_a_hole, "z500 (HGT:500 mb): a part of the record is empty"),
+    "flip of the start": (build_flip_fault(1), "z500 (HGT:500 mb): the record does not begin with GRIB"),
+    "flip of the length": (build_flip_fault(14), "z500 (HGT:500 mb): the record has"),
+    "flip of the end": (build_flip_fault(-2), "z500 (HGT:500 mb): the record does not end with 7777"),
+    "hole in the values": (write_hole, "z500 (HGT:500 mb): a part of the record is empty"),
     "other parameter": (replace_message("z500", parameterNumber=4), "z500 (HGT:500 mb): the record has the parameters"),
     "other level": (
         replace_message("z500", scaledValueOfFirstFixedSurface=50100),
@@ -204,9 +209,9 @@ FAULTS = {
 def test_a_fault_ends_the_call(name: str, run_cycle, server, forecasts, config_path) -> None:
     fault, message = FAULTS[name]
     fault(server, build_file(CYCLE))
-    done = run_cycle()
-    assert done.returncode == 3
-    last_line = done.stderr.strip().splitlines()[-1]
+    result = run_cycle()
+    assert result.returncode == 3
+    last_line = result.stderr.strip().splitlines()[-1]
     for text in (message, "2026-11-27T00:00", FILE):
         assert text in last_line
     assert forecasts == []
@@ -214,20 +219,25 @@ def test_a_fault_ends_the_call(name: str, run_cycle, server, forecasts, config_p
     assert message in read_status(config_path)["message"]
 
 
-def truncate(handler: BaseHTTPRequestHandler) -> None:
-    send(handler, 206, b"GRIB", {"Content-Length": "900", "Content-Range": f"{range_of(handler)}/*"})
+def send_truncated(handler: BaseHTTPRequestHandler) -> None:
+    send_answer(handler, 206, b"GRIB", {"Content-Length": "900", "Content-Range": f"{read_range_header(handler)}/*"})
 
 
-def ask_to_wait(retry_after: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    return lambda handler: send(handler, 429, b"", {"Retry-After": retry_after})
+def request_wait(retry_after: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    return lambda handler: send_answer(handler, 429, b"", {"Retry-After": retry_after})
 
 
-def test_passing_errors_are_repeated(run_cycle, server, forecasts, sleeps) -> None:
+def test_temporary_errors_are_retried(run_cycle, server, forecasts, sleeps) -> None:
     publish(server, build_file(CYCLE))
     date = email.utils.format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True)
-    # Each fault answers the first request that the faults before it let pass.
-    for answer in (ask_to_wait("7"), ask_to_wait(date), truncate, lambda handler: send(handler, 503, b"")):
-        server.faults.append(on_grib(answer, times=1))
+    # Each fault answers the first request that earlier faults do not answer.
+    for answer in (
+        request_wait("7"),
+        request_wait(date),
+        send_truncated,
+        lambda handler: send_answer(handler, 503, b""),
+    ):
+        server.faults.append(build_range_fault(answer, times=1))
     assert run_cycle("realtime.retries=4").returncode == 0
     assert len(forecasts) == 1
     assert sleeps[0] == 7.0
@@ -241,13 +251,13 @@ def test_passing_errors_are_repeated(run_cycle, server, forecasts, sleeps) -> No
 def test_redirections_are_followed(run_cycle, server, forecasts) -> None:
     publish(server, build_file(CYCLE))
 
-    def redirect(handler: BaseHTTPRequestHandler) -> bool:
+    def send_redirect(handler: BaseHTTPRequestHandler) -> bool:
         if handler.path.startswith("/moved/"):
-            send(handler, 302, b"", {"Location": handler.path.removeprefix("/moved")})
+            send_answer(handler, 302, b"", {"Location": handler.path.removeprefix("/moved")})
             return True
         return False
 
-    server.faults.append(redirect)
+    server.faults.append(send_redirect)
     assert run_cycle(f"realtime.url={server.url}/moved/gfs.{{date}}/{{cycle}}/anl").returncode == 0
     assert len(forecasts) == 1
 
@@ -256,26 +266,26 @@ def test_a_record_that_arrives_damaged_is_fetched_again(run_cycle, server, forec
     file = build_file(CYCLE)
     publish(server, file)
 
-    def damage(handler: BaseHTTPRequestHandler) -> None:
-        first, last = (int(text) for text in range_of(handler).removeprefix("bytes ").split("-"))
+    def send_damaged(handler: BaseHTTPRequestHandler) -> None:
+        first, last = (int(text) for text in read_range_header(handler).removeprefix("bytes ").split("-"))
         body = bytearray(file.content()[first : last + 1])
         body[-1] ^= 1
-        send(handler, 206, bytes(body), {"Content-Range": f"{range_of(handler)}/*"})
+        send_answer(handler, 206, bytes(body), {"Content-Range": f"{read_range_header(handler)}/*"})
 
-    # The first request is that of the length of the last record.
-    server.faults.append(on_grib(lambda handler: server.faults.pop(0) and damage(handler), times=1))
+    # The first request reads the length of the last record.
+    server.faults.append(build_range_fault(lambda handler: server.faults.pop(0) and send_damaged(handler), times=1))
     assert run_cycle().returncode == 0
     assert len(forecasts) == 1
 
 
 def test_one_of_two_times_is_missing(realtime, server, forecasts, config_path) -> None:
-    """A lagged ensemble needs the analysis 6 h before, too."""
+    """A lagged ensemble also needs the analysis 6 h earlier."""
     publish(server, build_file(CYCLE))
     overrides = ("inference.ensemble={members: 2, lagged: 6h}", "--cycle", "2026-11-27T00:00")
-    done = realtime(config_path, *overrides)
-    assert done.returncode == 3
-    assert "analysis 2026-11-26T18:00: index: not on the server" in done.stderr
-    assert "gfs.20261126/18/anl.idx" in done.stderr
+    result = realtime(config_path, *overrides)
+    assert result.returncode == 3
+    assert "analysis 2026-11-26T18:00: index: not on the server" in result.stderr
+    assert "gfs.20261126/18/anl.idx" in result.stderr
     assert forecasts == []
     publish(server, build_file(CYCLE - timedelta(hours=6), 19))
     assert realtime(config_path, *overrides).returncode == 0

@@ -1,4 +1,4 @@
-"""Records that a config needs, indexes, and configs that are refused before anything is fetched."""
+"""Records that a config requires, indexes, and configs that are refused before the first request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_BYTES = """{"param": "t", "type": "fc", "levtype": "sfc", "date": "20261127",
 "_offset": 0, "_length": 0}""".replace("\n", " ")
 
 
-def build(**changes: Any) -> Config:
+def build_realtime_config(**changes: Any) -> Config:
     """Return the quickstart config with a section realtime; `changes` are keys of it and of ``data``."""
     document = read_config(REPOSITORY / "config" / "quickstart.yml")
     realtime = {"format": "gfs_idx", "url": "https://example.org/{date}/{cycle}"}
@@ -38,14 +38,14 @@ def build(**changes: Any) -> Config:
 
 
 def test_records_of_gfs_and_ifs() -> None:
-    described = [request.describe() for request in list_record_requests(build())]
+    descriptions = [request.describe() for request in list_record_requests(build_realtime_config())]
     expected = ["z850 (HGT:850 mb)", "z500 (HGT:500 mb)", "z250 (HGT:250 mb)", "t850 (TMP:850 mb)"]
     expected += ["t2m (TMP:2 m above ground)", "msl (PRMSL:mean sea level)", "sst (TMP:surface)"]
-    assert described == expected
+    assert descriptions == expected
     ifs = {"format": "ecmwf_index", "fields": {"sst": {"param": "sst"}}}
-    described = [request.describe() for request in list_record_requests(build(realtime=ifs))]
-    assert described[0] == "z850 (gh:850 hPa)"
-    assert described[-2:] == ["msl (msl:sfc)", "sst (sst:sfc)"]
+    descriptions = [request.describe() for request in list_record_requests(build_realtime_config(realtime=ifs))]
+    assert descriptions[0] == "z850 (gh:850 hPa)"
+    assert descriptions[-2:] == ["msl (msl:sfc)", "sst (sst:sfc)"]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_records_of_gfs_and_ifs() -> None:
         ({"variable_options": {"t": {"levels": [850]}, "t2m": {"temporal": "mean"}}}, "a value over a period"),
     ],
 )  # fmt: skip
-def test_what_an_analysis_lacks_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_variables_without_record_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        list_record_requests(build(**changes))
+        list_record_requests(build_realtime_config(**changes))
 
 
 @pytest.mark.parametrize("name", ["realtime_gfs", "realtime_ifs"])
-def test_the_templates_read_only_what_an_analysis_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_need_only_records_of_an_analysis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("SCRATCH", "ERA5_1DEG"):
         monkeypatch.setenv(variable, "/nowhere")
     config = load_config(REPOSITORY / "config" / f"{name}.yml")
@@ -76,21 +76,21 @@ def test_the_templates_read_only_what_an_analysis_has(name: str, monkeypatch: py
 
 
 def test_precipitation_is_refused() -> None:
-    variables = build().data.variables.model_dump()
+    variables = build_realtime_config().data.variables.model_dump()
     variables["prognostic"]["vars_2D"].append("tp")
     with pytest.raises(ConfigError, match="tp is a sum over a period.*make it diagnostic"):
-        list_record_requests(build(variables=variables))
+        list_record_requests(build_realtime_config(variables=variables))
     variables["prognostic"]["vars_2D"].remove("tp")
     variables["diagnostic"]["vars_2D"].append("tp")
-    assert "tp" not in [request.name for request in list_record_requests(build(variables=variables))]
+    assert "tp" not in [request.name for request in list_record_requests(build_realtime_config(variables=variables))]
 
 
 def test_earlier_analyses() -> None:
-    assert list_analysis_offsets(build(history_len=2)) == [0, 360]
+    assert list_analysis_offsets(build_realtime_config(history_len=2)) == [0, 360]
     with pytest.raises(ConfigError, match="06 UTC|needs the analysis 6 h earlier"):
-        list_analysis_offsets(build(history_len=2, realtime={"cycles": [0, 12]}))
+        list_analysis_offsets(build_realtime_config(history_len=2, realtime={"cycles": [0, 12]}))
     with pytest.raises(ConfigError, match="keep_analyses"):
-        list_analysis_offsets(build(realtime={"keep_analyses": "12h"}))
+        list_analysis_offsets(build_realtime_config(realtime={"keep_analyses": "12h"}))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_earlier_analyses() -> None:
         ({"max_age": "3h"}, "must be at least available_after"),
     ],
 )
-def test_sections_that_are_refused(section: dict[str, Any], message: str) -> None:
+def test_invalid_sections_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(realtime=section)
+        build_realtime_config(realtime=section)
 
 
 def test_an_index_of_gfs() -> None:
@@ -115,15 +115,15 @@ def test_an_index_of_gfs() -> None:
     assert [(entry.param, entry.offset, entry.length) for entry in entries] == [
         ("PRMSL", 0, 990), ("UGRD", 990, 1000), ("VGRD", 990, 1000), ("HGT", 1990, 510), ("APCP", 2500, None),
     ]  # fmt: skip
-    msl = list_record_requests(build())[5]
+    msl = list_record_requests(build_realtime_config())[5]
     assert find_entries(entries, msl, MINUTES) == [entries[0]]
-    # The index of another cycle, and a line that is repeated.
+    # An index of another cycle has no entry. A repeated line gives two entries.
     assert find_entries(entries, msl, MINUTES + 360) == []
     assert len(find_entries([*entries, entries[0]], msl, MINUTES)) == 1
 
 
 def test_an_index_of_ecmwf_with_an_ensemble() -> None:
-    """Standard deviation and members have the parameter and the level of the analysis."""
+    """Entries of standard deviation and members are ignored, although parameter and level are those of the analysis."""
     row = {"date": "20261127", "time": "0000", "stream": "enfo", "step": "0", "levtype": "pl", "levelist": "500"}
     lines = []
     for number, kind in enumerate(("es", "pf", "cf", "em")):
@@ -153,6 +153,6 @@ def test_the_stream_of_ecmwf(hour: int, stream: str, monkeypatch: pytest.MonkeyP
         ("1:0:d=2026139900:PRMSL:mean sea level:anl:", "gfs_idx", "line 1"),
     ],
 )
-def test_indexes_that_are_refused(text: str, index_format: str, message: str) -> None:
+def test_invalid_indexes_are_refused(text: str, index_format: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         parse_index(text, index_format)

@@ -1,4 +1,4 @@
-"""Choice of the cycle, waiting, exit codes, locks and scores of ``credit realtime``."""
+"""Workflow of ``credit realtime``: choice of the cycle, waiting, exit codes, locks and scores."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ URL = "http://localhost/{date}/{cycle}"
 
 
 @pytest.fixture
-def newest(monkeypatch: pytest.MonkeyPatch, sleeps: list[float]) -> datetime:
-    """Time of the newest cycle; the clock of the command stands at 4 h and 30 minutes after it."""
+def newest_cycle(monkeypatch: pytest.MonkeyPatch, sleeps: list[float]) -> datetime:
+    """Time of the newest cycle. The clock of the command starts 4 h and 30 minutes after it."""
     start = (CYCLE + timedelta(hours=4, minutes=30)).replace(tzinfo=UTC).timestamp()
     monkeypatch.setattr(clock.Clock, "seconds", lambda self: start + sum(sleeps))
     return CYCLE
 
 
-def test_a_second_call_does_nothing(realtime, server, forecasts, config_path, newest) -> None:
-    publish(server, build_file(newest))
+def test_a_second_call_does_nothing(realtime, server, forecasts, config_path, newest_cycle) -> None:
+    publish(server, build_file(newest_cycle))
     first = realtime(config_path)
     assert first.returncode == 0
     assert "forecast of cycle 2026-11-27T00:00 made" in first.stdout
@@ -52,39 +52,39 @@ def test_a_second_call_does_nothing(realtime, server, forecasts, config_path, ne
     assert len(forecasts) == 1
 
 
-def test_an_earlier_cycle_is_taken(realtime, server, forecasts, config_path, newest) -> None:
-    damaged = build_file(newest)
+def test_earlier_cycle_replaces_incomplete_one(realtime, server, forecasts, config_path, newest_cycle) -> None:
+    damaged = build_file(newest_cycle)
     del damaged.messages["z250"]
     publish(server, damaged)
-    publish(server, build_file(newest - timedelta(hours=6), 19))
+    publish(server, build_file(newest_cycle - timedelta(hours=6), 19))
     assert realtime(config_path).returncode == 3
-    done = realtime(config_path, "realtime.on_incomplete=previous_cycle")
-    assert done.returncode == 4
-    assert "z250 (HGT:250 mb): not in the index" in done.stdout
-    assert "earlier cycle 2026-11-26T18:00 made" in done.stdout
+    result = realtime(config_path, "realtime.on_incomplete=previous_cycle")
+    assert result.returncode == 4
+    assert "z250 (HGT:250 mb): not in the index" in result.stdout
+    assert "earlier cycle 2026-11-26T18:00 made" in result.stdout
     assert read_status(config_path)["state"] == "earlier_cycle"
     assert read_status(config_path)["cycle"] == "2026-11-26T18:00"
     assert forecasts[0].inference.initial_times == ["2026-11-26T18:00"]
-    # Again: nothing is made, and the exit code still says that the newest cycle has no forecast.
+    # A second call makes no forecast, and its exit code still means that the newest cycle has none.
     assert realtime(config_path, "realtime.on_incomplete=previous_cycle").returncode == 4
     assert len(forecasts) == 1
-    publish(server, build_file(newest))
+    publish(server, build_file(newest_cycle))
     assert realtime(config_path, "realtime.on_incomplete=previous_cycle").returncode == 0
     assert len(forecasts) == 2
 
 
-def test_no_cycle_is_complete(realtime, server, forecasts, config_path, newest) -> None:
-    done = realtime(config_path, "realtime.on_incomplete=previous_cycle")
-    assert done.returncode == 3
-    # Up to max_age: 00, 18, 12 and 06 UTC.
+def test_no_cycle_is_complete(realtime, server, forecasts, config_path, newest_cycle) -> None:
+    result = realtime(config_path, "realtime.on_incomplete=previous_cycle")
+    assert result.returncode == 3
+    # The command tries all cycles up to max_age: 00, 18, 12 and 06 UTC.
     assert len({path for path, _ in server.requests}) == 4
-    assert "analysis 2026-11-27T00:00: index: not on the server" in done.stderr.splitlines()[-1]
+    assert "analysis 2026-11-27T00:00: index: not on the server" in result.stderr.splitlines()[-1]
 
 
-def test_a_late_cycle_is_waited_for(realtime, server, forecasts, config_path, newest, sleeps) -> None:
+def test_a_late_cycle_is_waited_for(realtime, server, forecasts, config_path, newest_cycle, sleeps) -> None:
     def publish_later(handler) -> bool:
         if sum(sleeps) >= 1500 and not server.files:
-            publish(server, build_file(newest))
+            publish(server, build_file(newest_cycle))
         return False
 
     server.faults.append(publish_later)
@@ -93,19 +93,19 @@ def test_a_late_cycle_is_waited_for(realtime, server, forecasts, config_path, ne
     assert len(forecasts) == 1
 
 
-def test_the_deadline_ends_the_wait(realtime, server, forecasts, config_path, newest, sleeps) -> None:
-    publish(server, build_file(newest - timedelta(hours=6), 19))
-    done = realtime(config_path, "--until", "20min", "realtime.on_incomplete=previous_cycle")
+def test_the_deadline_ends_the_wait(realtime, server, forecasts, config_path, newest_cycle, sleeps) -> None:
+    publish(server, build_file(newest_cycle - timedelta(hours=6), 19))
+    result = realtime(config_path, "--until", "20min", "realtime.on_incomplete=previous_cycle")
     assert sleeps == [300.0] * 4
-    assert done.returncode == 4
-    done = realtime(config_path, "--until", "20min")
-    assert done.returncode == 3
+    assert result.returncode == 4
+    result = realtime(config_path, "--until", "20min")
+    assert result.returncode == 3
 
 
-def test_the_last_look_is_at_the_deadline(realtime, server, forecasts, config_path, newest, sleeps) -> None:
+def test_last_request_is_at_the_deadline(realtime, server, forecasts, config_path, newest_cycle, sleeps) -> None:
     def publish_later(handler) -> bool:
         if sum(sleeps) >= 1080 and not server.files:
-            publish(server, build_file(newest))
+            publish(server, build_file(newest_cycle))
         return False
 
     server.faults.append(publish_later)
@@ -158,11 +158,11 @@ def test_a_forecast_that_was_removed_is_made_again(run_cycle, server, config_pat
     assert run_cycle().returncode == 0
     (forecast_path.parent / "forecast_2026-11-26T00.nc").write_bytes(forecast_path.read_bytes())
     forecast_path.unlink()
-    done = run_cycle()
-    assert done.returncode == 0
-    assert "2026-11-27T00:00 made" in done.stdout
+    result = run_cycle()
+    assert result.returncode == 0
+    assert "2026-11-27T00:00 made" in result.stdout
     assert forecast_path.exists()
-    # A forecast in another folder is another one.
+    # A forecast in another folder is a new forecast.
     assert run_cycle("inference.folder=second").returncode == 0
     assert (config_path.parent / "second" / forecast_path.name).exists()
 
@@ -173,10 +173,10 @@ def test_forecasts_that_cannot_be_scored_are_a_warning(realtime, server, config_
     publish(server, build_file(CYCLE, 20))
     publish(server, build_file(later, 21))
     for time, lead_time in ((CYCLE, "12h"), (later, "18h")):
-        done = realtime(config_path, "--cycle", f"{time:%Y-%m-%dT%H:%M}", f"inference.lead_time={lead_time}")
-        assert done.returncode == 0, done.stderr
-    assert "scoring failed" in done.stderr
-    assert "lead times of the forecast differ" in done.stderr
+        result = realtime(config_path, "--cycle", f"{time:%Y-%m-%dT%H:%M}", f"inference.lead_time={lead_time}")
+        assert result.returncode == 0, result.stderr
+    assert "scoring failed" in result.stderr
+    assert "lead times of the forecast differ" in result.stderr
     assert read_status(config_path)["state"] == "done"
     assert (
         "lead times of the forecast differ"
@@ -191,15 +191,15 @@ def test_products_and_other_formats(realtime, server, config_path, output_format
     publish(server, build_file(CYCLE, 20))
     publish(server, build_file(later, 21))
     for time in (CYCLE, later):
-        done = realtime(
+        result = realtime(
             config_path,
             "--cycle",
             f"{time:%Y-%m-%dT%H:%M}",
             f"inference.format={output_format}",
             "inference.products=[{name: warmth, kind: map, of: t2m, lead_times: [6h]}]",
         )
-        assert done.returncode == 0, done.stderr
-        assert "already existed" in realtime(*done.args, "--quiet").stdout
+        assert result.returncode == 0, result.stderr
+        assert "already existed" in realtime(*result.args, "--quiet").stdout
     folder = config_path.parent / "forecasts" / "products"
     assert len(list(folder.glob("*/warmth*.png"))) == 2
     records = read_json_lines(config_path.parent / "realtime" / "scores.jsonl")
@@ -207,18 +207,18 @@ def test_products_and_other_formats(realtime, server, config_path, output_format
     assert set(records[0]["channels"]) == {"z850", "z500", "z250", "t850", "t2m", "msl"}
 
 
-def test_a_shift_may_be_a_warning(run_cycle, server, forecasts) -> None:
+def test_shift_can_be_a_warning(run_cycle, server, forecasts) -> None:
     file = build_file(CYCLE)
-    # Possible values of z500, but seven standard deviations below those of training.
+    # The values of z500 are possible, but seven standard deviations below those of training.
     file.messages["z500"] = encode_message("z500", 0.6 * grib_values("z500", sample_fields(20)["z500"].values), CYCLE)
     publish(server, file)
-    refused = run_cycle()
-    assert refused.returncode == 3
-    assert "z500: mean -" in refused.stderr and "differs from the training data" in refused.stderr
+    refused_result = run_cycle()
+    assert refused_result.returncode == 3
+    assert "z500: mean -" in refused_result.stderr and "differs from the training data" in refused_result.stderr
     assert forecasts == []
-    warned = run_cycle("realtime.on_shift=warn")
-    assert warned.returncode == 0
-    assert "WARNING" in warned.stderr and "z500: mean -" in warned.stderr
+    warned_result = run_cycle("realtime.on_shift=warn")
+    assert warned_result.returncode == 0
+    assert "WARNING" in warned_result.stderr and "z500: mean -" in warned_result.stderr
     assert len(forecasts) == 1
 
 
@@ -231,18 +231,18 @@ def test_several_ranks_are_refused(run_cycle, forecasts, monkeypatch: pytest.Mon
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    done = run_cycle()
-    assert done.returncode == 2
-    assert "one process, but 2 were started" in done.stderr
+    result = run_cycle()
+    assert result.returncode == 2
+    assert "one process, but 2 were started" in result.stderr
 
 
-def test_the_section_is_needed(realtime, trained_run) -> None:
-    done = realtime(trained_run / "config.yml")
-    assert done.returncode == 2
-    assert "realtime: the section is missing" in done.stderr
+def test_missing_section_is_refused(realtime, trained_run) -> None:
+    result = realtime(trained_run / "config.yml")
+    assert result.returncode == 2
+    assert "realtime: the section is missing" in result.stderr
 
 
-def test_check_refuses_what_an_analysis_lacks(config_path) -> None:
+def test_check_refuses_variables_without_record(config_path) -> None:
     report = CheckReport()
     check_realtime(load_config(config_path), report)
     assert report.messages == []
@@ -251,45 +251,45 @@ def test_check_refuses_what_an_analysis_lacks(config_path) -> None:
     assert "no built-in record of sst" in report.messages[0]
 
 
-def candidates(now: str, deadline: str | None = None, **keys: object) -> list[str]:
-    """Return the candidates at a time as text."""
+def format_candidates(now: str, deadline: str | None = None, **keys: object) -> list[str]:
+    """Return the candidate cycles at a time as text."""
     calendar = Calendar()
-    conf = RealtimeConfig(format="gfs_idx", url=URL, **keys)
-    cycles = list_candidate_cycles(conf, calendar.parse(now), calendar.parse(deadline or now))
+    realtime_config = RealtimeConfig(format="gfs_idx", url=URL, **keys)
+    cycles = list_candidate_cycles(realtime_config, calendar.parse(now), calendar.parse(deadline or now))
     return [calendar.format(cycle)[5:13] for cycle in cycles]
 
 
 def test_candidates() -> None:
-    assert candidates("2026-11-27T04:00") == ["11-27T00"]
-    assert candidates("2026-11-27T03:59") == ["11-26T18"]
-    assert candidates("2026-11-27T03:00", "2026-11-27T05:30") == ["11-27T00"]
-    earlier = candidates("2026-11-27T04:00", on_incomplete="previous_cycle", max_age="12h")
+    assert format_candidates("2026-11-27T04:00") == ["11-27T00"]
+    assert format_candidates("2026-11-27T03:59") == ["11-26T18"]
+    assert format_candidates("2026-11-27T03:00", "2026-11-27T05:30") == ["11-27T00"]
+    earlier = format_candidates("2026-11-27T04:00", on_incomplete="previous_cycle", max_age="12h")
     assert earlier == ["11-27T00", "11-26T18"]
-    assert candidates("2026-11-27T11:00", cycles=[0, 12]) == ["11-27T00"]
+    assert format_candidates("2026-11-27T11:00", cycles=[0, 12]) == ["11-27T00"]
     with pytest.raises(CycleError, match="max_age 8h"):
-        candidates("2026-11-27T11:00", cycles=[0, 12], max_age="8h")
+        format_candidates("2026-11-27T11:00", cycles=[0, 12], max_age="8h")
 
 
 def test_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     now = datetime(2026, 11, 27, 4, 30, 20, tzinfo=UTC).timestamp()
     monkeypatch.setattr(Clock, "seconds", lambda self: now)
     for text, seconds in {"05:30": 3580, "90min": 5400, "04:00": -1820, "23:30": -5 * 3600 - 20}.items():
-        a_clock = Clock()
-        a_clock.set_deadline(text)
-        assert a_clock.deadline - now == seconds
+        command_clock = Clock()
+        command_clock.set_deadline(text)
+        assert command_clock.deadline - now == seconds
     for text in ("25:00", "soon"):
         with pytest.raises(ConfigError, match="--until"):
             Clock().set_deadline(text)
 
 
 def test_a_cycle_must_be_one_of_the_list() -> None:
-    conf = RealtimeConfig(format="gfs_idx", url=URL)
-    assert parse_cycle("2026-11-27T06:00", conf) == Calendar().parse("2026-11-27T06:00")
+    realtime_config = RealtimeConfig(format="gfs_idx", url=URL)
+    assert parse_cycle("2026-11-27T06:00", realtime_config) == Calendar().parse("2026-11-27T06:00")
     with pytest.raises(ConfigError, match="realtime.cycles"):
-        parse_cycle("2026-11-27T07:00", conf)
+        parse_cycle("2026-11-27T07:00", realtime_config)
 
 
-def test_an_incomplete_line_does_not_count(tmp_path: Path) -> None:
+def test_incomplete_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     assert read_json_lines(path) == []
     append_json_lines(path, [{"a": 1}])

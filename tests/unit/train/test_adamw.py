@@ -1,4 +1,4 @@
-"""AdamW on a rank's parts of DTensors."""
+"""Tests of AdamW on the local parts of DTensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_rank_updates_its_part_as_torch_updates_the_parameter() -> None:
         optimizer = AdamW([{"params": [parameter], "weight_decay": 0.2}], 0.1, BETAS)
         for number, gradient in enumerate(gradients):
             parameter.grad = shard(gradient)
-            # The third step is left out.
+            # The third step is skipped.
             optimizer.found_inf = torch.tensor(float(number == 2))
             optimizer.step()
             if number != 2:
@@ -51,21 +51,21 @@ def test_a_gradient_with_other_placements_is_refused() -> None:
             optimizer.step()
 
 
-def test_state_goes_to_and_comes_from_the_adamw_of_torch() -> None:
+def test_state_can_be_exchanged_with_the_adamw_of_torch() -> None:
     """Both have the same settings, and the number of steps is loaded onto the device of the parameters."""
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.full((3,), 0.5)
     optimizer = AdamW([{"params": [parameter]}], 0.1, BETAS)
     optimizer.step()
     copies = [nn.Parameter(parameter.detach().clone()) for _ in range(2)]
-    other = torch.optim.AdamW([copies[0]], lr=0.3, fused=True)
-    other.load_state_dict(optimizer.state_dict())
-    back = AdamW([{"params": [copies[1]]}], 0.3, (0.5, 0.5))
-    back.load_state_dict(other.state_dict())
+    torch_optimizer = torch.optim.AdamW([copies[0]], lr=0.3, fused=True)
+    torch_optimizer.load_state_dict(optimizer.state_dict())
+    restored_optimizer = AdamW([{"params": [copies[1]]}], 0.3, (0.5, 0.5))
+    restored_optimizer.load_state_dict(torch_optimizer.state_dict())
     for copy in copies:
         copy.grad = parameter.grad.clone()
-    for each in (optimizer, other, back):
-        each.step()
+    for any_optimizer in (optimizer, torch_optimizer, restored_optimizer):
+        any_optimizer.step()
     assert torch.equal(copies[0], parameter) and torch.equal(copies[1], parameter)
 
     on_meta = nn.Parameter(torch.ones(3, device="meta"))
@@ -75,8 +75,8 @@ def test_state_goes_to_and_comes_from_the_adamw_of_torch() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
-def test_a_rank_without_rows_takes_part(num_rows: int) -> None:
-    """The second of two ranks has no row of a parameter with one."""
+def test_a_rank_without_rows_takes_a_step(num_rows: int) -> None:
+    """If a parameter has one row, the second of two ranks has none."""
     with fake_process_group(2, rank=1):
         mesh = init_device_mesh("cpu", (2,))
         rows = torch.ones(num_rows - 1, 3)

@@ -32,14 +32,14 @@ def test_applied_swaps_and_restores() -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
     average.update(100)
-    live = {name: value.clone() for name, value in model.state_dict().items()}
-    averaged = {name: value.clone() for name, value in average.average.items()}
+    live_state = {name: value.clone() for name, value in model.state_dict().items()}
+    average_before = {name: value.clone() for name, value in average.average.items()}
     with average.applied():
         for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, averaged[name])
+            assert torch.equal(parameter, average_before[name])
         for module in model:
             largest = torch.linalg.svdvals(module.parametrizations.weight.original)[0]
             normalised = torch.linalg.svdvals(module.weight)[0]
             assert 0.95 < normalised < 1.3, (normalised, largest)
     for name, value in model.state_dict().items():
-        assert torch.equal(value, live[name]), name
+        assert torch.equal(value, live_state[name]), name

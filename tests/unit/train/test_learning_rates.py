@@ -21,13 +21,13 @@ def build_model() -> nn.ModuleDict:
     return nn.ModuleDict(blocks)
 
 
-def trainer(**factors: float) -> TrainerConfig:
-    """Return a section with these factors; double underscores stand for dots."""
+def build_trainer_config(**factors: float) -> TrainerConfig:
+    """Return a trainer section with these factors; double underscores in names stand for dots."""
     renamed = {name.replace("__", "."): factor for name, factor in factors.items()}
     return TrainerConfig(max_steps=1, learning_rate=0.1, learning_rate_factors=renamed)
 
 
-def test_the_first_pattern_counts() -> None:
+def test_the_first_matching_pattern_applies() -> None:
     factors = find_learning_rate_factors(build_model(), {"first.1": 0.5, "first": 0.0, "*.bias": 2.0})
     assert factors == {
         "first.0.weight": 0.0,
@@ -39,14 +39,14 @@ def test_the_first_pattern_counts() -> None:
     }
 
 
-def test_a_weight_with_spectral_norm_has_its_plain_path() -> None:
+def test_patterns_match_the_path_of_a_weight_without_spectral_norm() -> None:
     factors = find_learning_rate_factors(build_model(), {"second.weight": 0.25})
     assert factors["second.parametrizations.weight.original"] == 0.25
 
 
 def test_frozen_weights_stay_and_others_move_by_their_factor() -> None:
     model = build_model()
-    conf = trainer(first__0=0.0, first__1=0.5)
+    conf = build_trainer_config(first__0=0.0, first__1=0.5)
     select_trained_weights(model, conf)
     optimizer = build_optimizer(model, conf)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -54,7 +54,7 @@ def test_frozen_weights_stay_and_others_move_by_their_factor() -> None:
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
     for group in optimizer.param_groups:
-        # As the training step does.
+        # The training step sets the rate in this way.
         group["lr"] = 0.1 * group["lr_factor"]
     optimizer.step()
     # The first step of Adam moves each weight by its learning rate.
@@ -75,4 +75,4 @@ def test_frozen_weights_stay_and_others_move_by_their_factor() -> None:
 )
 def test_patterns_without_effect_are_refused(factors: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        select_trained_weights(build_model(), trainer(**factors))
+        select_trained_weights(build_model(), build_trainer_config(**factors))

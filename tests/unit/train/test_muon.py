@@ -1,4 +1,4 @@
-"""Muon: updates with equal singular values, for the matrices inside a network, skipped and scaled like AdamW's."""
+"""Tests of Muon: orthogonal updates, the choice of matrices, scaled gradients, and skipped steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def apply_to_singular_values(matrix: Tensor) -> Tensor:
-    """Return what the iterations do to a matrix, from its singular value decomposition."""
+    """Apply the iterations to the singular values of a matrix, and return the new matrix."""
     u, singular_values, vh = torch.linalg.svd(matrix, full_matrices=False)
     a, b, c = NEWTON_SCHULZ
     x = singular_values / matrix.norm()
@@ -78,13 +78,13 @@ def build_pair(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
 
 
-def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0, bad: float = 0.0) -> None:
-    """Take a step with gradients of fixed inputs, multiplied by a factor that `grad_scale` takes out again."""
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0, found_inf: float = 0.0) -> None:
+    """Take a step with gradients of fixed inputs, multiplied by a factor that `grad_scale` removes."""
     optimizer.zero_grad()
     x = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
     (scale * model(x).square().sum()).backward()
     optimizer.grad_scale = torch.tensor(scale)
-    optimizer.found_inf = torch.tensor(bad)
+    optimizer.found_inf = torch.tensor(found_inf)
     optimizer.step()
 
 
@@ -110,19 +110,19 @@ def test_steps_follow_the_formula() -> None:
 
 def test_agrees_with_torch() -> None:
     """torch iterates in bfloat16, whose rounding the iterations amplify, so only the directions agree closely."""
-    ours, theirs = build_pair(), build_pair()
-    optimizer = Muon([{"params": [layer.weight for layer in ours], "out_dim": 0}], 0.02, (0.9, 0.95))
+    model, torch_model = build_pair(), build_pair()
+    optimizer = Muon([{"params": [layer.weight for layer in model], "out_dim": 0}], 0.02, (0.9, 0.95))
     reference = torch.optim.Muon(
-        [layer.weight for layer in theirs], lr=0.02, weight_decay=0.0, momentum=MOMENTUM,
+        [layer.weight for layer in torch_model], lr=0.02, weight_decay=0.0, momentum=MOMENTUM,
         adjust_lr_fn="match_rms_adamw",
     )  # fmt: skip
-    before = copy.deepcopy(ours)
-    take_step(ours, optimizer)
-    take_step(theirs, reference)
-    for layer, other, old in zip(ours, theirs, before, strict=True):
-        change, other_change = layer.weight - old.weight, other.weight - old.weight
-        cosine = (change * other_change).sum() / (change.norm() * other_change.norm())
-        assert cosine > 0.95 and 0.9 < change.norm() / other_change.norm() < 1.1
+    model_before = copy.deepcopy(model)
+    take_step(model, optimizer)
+    take_step(torch_model, reference)
+    for layer, torch_layer, layer_before in zip(model, torch_model, model_before, strict=True):
+        change, torch_change = layer.weight - layer_before.weight, torch_layer.weight - layer_before.weight
+        cosine = (change * torch_change).sum() / (change.norm() * torch_change.norm())
+        assert cosine > 0.95 and 0.9 < change.norm() / torch_change.norm() < 1.1
 
 
 def test_gradients_are_scaled_and_bad_steps_are_skipped() -> None:
@@ -136,7 +136,7 @@ def test_gradients_are_scaled_and_bad_steps_are_skipped() -> None:
         torch.testing.assert_close(scaled.state_dict()[name], value)
     before = {name: value.clone() for name, value in plain.state_dict().items()}
     state = {name: value.clone() for name, value in optimizer_tensors(plain, plain_optimizer).items()}
-    take_step(plain, plain_optimizer, scale=float("nan"), bad=1.0)
+    take_step(plain, plain_optimizer, scale=float("nan"), found_inf=1.0)
     assert all(torch.equal(plain.state_dict()[name], value) for name, value in before.items())
     after = optimizer_tensors(plain, plain_optimizer)
     assert state.keys() == after.keys()
@@ -157,7 +157,7 @@ def test_layers_at_the_border_of_a_network_keep_adamw(name: str) -> None:
         model = build_model(spec, section)
     names = {parameter: key for key, parameter in model.named_parameters()}
     matrices = {names[parameter] for parameter in find_muon_matrices(model)}
-    # Most weights are matrices, but for the filters of sfno. No layer of noise is among them.
+    # Most weights are matrices; sfno is an exception because of its filters. No layer of noise is among them.
     share = sum(model.get_parameter(key).numel() for key in matrices) / sum(p.numel() for p in model.parameters())
     assert share > (0.1 if name == "sfno" else 0.7)
     border_layers = find_channel_axes(model).keys()
@@ -205,15 +205,15 @@ def test_replicas_are_the_fewest_consecutive_ranks_with_all_parts() -> None:
 def test_buckets_limit_the_elements_that_are_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("credit.parallel.matrix_exchange.BUCKET_ELEMENTS", 20)
     conf = TrainerConfig(max_steps=1, optimizer="muon", learning_rate=0.02)
-    plain, divided = build_pair(), build_pair()
-    divided_optimizer = build_optimizer(divided, conf)
+    plain, bucketed = build_pair(), build_pair()
+    bucketed_optimizer = build_optimizer(bucketed, conf)
     for _ in range(2):
-        take_step(divided, divided_optimizer)
-    assert len(divided_optimizer._exchanges) == 2
+        take_step(bucketed, bucketed_optimizer)
+    assert len(bucketed_optimizer._exchanges) == 2
     monkeypatch.setattr("credit.parallel.matrix_exchange.BUCKET_ELEMENTS", 2**26)
     plain_optimizer = build_optimizer(plain, conf)
     for _ in range(2):
         take_step(plain, plain_optimizer)
     assert len(plain_optimizer._exchanges) == 1
     for name, value in plain.state_dict().items():
-        torch.testing.assert_close(divided.state_dict()[name], value)
+        torch.testing.assert_close(bucketed.state_dict()[name], value)

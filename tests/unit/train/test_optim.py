@@ -79,15 +79,15 @@ def test_only_matrices_decay() -> None:
 
 
 def test_state_round_trip() -> None:
-    def build_trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    def build_model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         return model, build_optimizer(model, TrainerConfig(max_steps=1, learning_rate=0.1))
 
-    source_model, source_optimizer = build_trained()
+    source_model, source_optimizer = build_model_and_optimizer()
     source_model(torch.ones(1, 3)).sum().backward()
     source_optimizer.step()
-    copy_model, copy_optimizer = build_trained()
+    copy_model, copy_optimizer = build_model_and_optimizer()
     copy_model.load_state_dict(source_model.state_dict())
     source_state = optimizer_tensors(source_model, source_optimizer)
     copy_state = optimizer_tensors(copy_model, copy_optimizer)

@@ -30,8 +30,8 @@ OTHER_UNITS = {
 }
 
 
-def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates, hPa, g per kg, heights, and fluxes that are positive upwards close the same budgets."""
+def test_budgets_close_in_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables are rates, in hPa, g per kg and metres, and some fluxes are positive upwards."""
     fields_of_air = air.fields
     scale = {}
     for name, (_, factor) in OTHER_UNITS.items():
@@ -59,19 +59,19 @@ def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
 
-    def sums(physical: torch.Tensor) -> dict[str, float]:
+    def compute_totals(physical: torch.Tensor) -> dict[str, float]:
         fields = split(assets.channels.output, physical[0].numpy())
         fields_of_air = {name: field * scale.get(name, 1.0) for name, field in fields.items()}
         return totals(config, fields_of_air, assets.static_CHW[0].astype(float) * 9.80665)
 
-    before = sums(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    before = compute_totals(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
-        after = sums(stepper.decode(stepper.step(state, torch.zeros(1, 1, 1, H, W))))
+        after = compute_totals(stepper.decode(stepper.step(state, torch.zeros(1, 1, 1, H, W))))
     assert after["dry"] == pytest.approx(before["dry"], rel=1e-7)
     assert after["water"] == pytest.approx(before["water"] - 1000 * (after["e"] + after["tp"]), rel=1e-7)
-    gained = after["tsr"] + after["ttr"] - sum(after[name] for name in FLUXES[2:])
-    assert after["energy"] == pytest.approx(before["energy"] + gained, rel=1e-8)
-    assert abs(gained) > 1e-6 * before["energy"]
+    energy_gain = after["tsr"] + after["ttr"] - sum(after[name] for name in FLUXES[2:])
+    assert after["energy"] == pytest.approx(before["energy"] + energy_gain, rel=1e-8)
+    assert abs(energy_gain) > 1e-6 * before["energy"]
 
 
 def test_incoming_solar_radiation_covers_the_step(tmp_path: Path) -> None:
@@ -84,21 +84,21 @@ def test_incoming_solar_radiation_covers_the_step(tmp_path: Path) -> None:
     raw["data"]["solar"] = {"window": "next"}
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
-    sun = torch.full((1, 1, 1, H, W), 5e6)
+    solar_radiation = torch.full((1, 1, 1, H, W), 5e6)
     with torch.no_grad():
-        output = stepper.step(state, stepper.normalizer.encode(sun, "dynamic_forcing"))
+        output = stepper.step(state, stepper.normalizer.encode(solar_radiation, "dynamic_forcing"))
 
-    def sums(physical: torch.Tensor) -> dict[str, float]:
+    def compute_totals(physical: torch.Tensor) -> dict[str, float]:
         fields = split(assets.channels.output, physical[0].numpy())
         return totals(config, fields, assets.static_CHW[0].astype(float))
 
-    before = sums(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
-    after = sums(stepper.decode(output))
-    gained = 5e6 + after["ttr"] - sum(after[name] for name in FLUXES[2:])
-    assert after["energy"] - before["energy"] == pytest.approx(gained, abs=1e-7 * before["energy"])
+    before = compute_totals(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    after = compute_totals(stepper.decode(output))
+    energy_gain = 5e6 + after["ttr"] - sum(after[name] for name in FLUXES[2:])
+    assert after["energy"] - before["energy"] == pytest.approx(energy_gain, abs=1e-7 * before["energy"])
 
 
-def change(*path: str | int, to: Any) -> Callable[[dict], None]:
+def replace_key(*path: str | int, to: Any) -> Callable[[dict], None]:
     """Return a function that sets the key at `path` of a config."""
 
     def apply(raw: dict) -> None:
@@ -112,9 +112,9 @@ def change(*path: str | int, to: Any) -> Callable[[dict], None]:
 
 FLUX = {"temporal": "accumulate"}
 # name -> (change of the config, units of variables, message)
-REFUSED = {
+REFUSED_CASES = {
     "levels of its own": (
-        change("data", "variable_options", "q", to={"levels": [1, 2, 3]}),
+        replace_key("data", "variable_options", "q", to={"levels": [1, 2, 3]}),
         {},
         r"model\.postprocess\.1\.specific_humidity: q has its levels from",
     ),
@@ -129,17 +129,17 @@ REFUSED = {
         r"model\.postprocess\.1\.surface_pressure: sp is without units; .*data\.variable_options\.sp\.units",
     ),
     "amount called a mean": (
-        change("data", "variable_options", "tp", to={"temporal": "mean", "minimum": 0}),
+        replace_key("data", "variable_options", "tp", to={"temporal": "mean", "minimum": 0}),
         {},
         r'tp is in "m"; a budget needs flux of water, mean in one of the units kg m-2 s-1',
     ),
     "instantaneous": (
-        change("data", "variable_options", "ttr", to={}),
+        replace_key("data", "variable_options", "ttr", to={}),
         {},
         r"model\.postprocess\.3\.top_down: data\.variable_options\.ttr\.tem",
     ),
     "negative rain": (
-        change("data", "variable_options", "tp", to=FLUX),
+        replace_key("data", "variable_options", "tp", to=FLUX),
         {},
         r"set data\.variable_options\.tp\.minimum: 0",
     ),
@@ -151,40 +151,48 @@ REFUSED = {
     "twice": (lambda raw: raw["model"]["postprocess"].append(air.POST[3]), {}, "energy is listed twice"),
     "clamp twice": (lambda raw: raw["model"]["postprocess"].insert(0, air.POST[0]), {}, "clamp of q is listed twice"),
     "minimum twice": (
-        change("data", "variable_options", "q", to={"minimum": 0}),
+        replace_key("data", "variable_options", "q", to={"minimum": 0}),
         {},
         r"model\.postprocess\.0\.minimum: data\.variable_options\.q\.minimum also sets this bound",
     ),
     "maximum twice": (
-        change("data", "variable_options", "q", to={"maximum": 1}),
+        replace_key("data", "variable_options", "q", to={"maximum": 1}),
         {},
         r"model\.postprocess\.0\.maximum: data\.variable_options\.q\.maximum also sets this bound",
     ),
     "bounds that leave nothing": (
-        change("data", "variable_options", "q", to={"minimum": 1, "maximum": 0}),
+        replace_key("data", "variable_options", "q", to={"minimum": 1, "maximum": 0}),
         {},
         r"variable_options\.q: minimum 1 must be below maximum 0",
     ),
     "no such variable": (
-        change("model", "postprocess", 1, "surface_pressure", to="ps"),
+        replace_key("model", "postprocess", 1, "surface_pressure", to="ps"),
         {},
         '"ps" must be in prognostic.var',
     ),
     "no bounds": (
-        change("model", "postprocess", 0, to={"kind": "clamp", "variable": "q"}),
+        replace_key("model", "postprocess", 0, to={"kind": "clamp", "variable": "q"}),
         {},
         "minimum, maximum or both",
     ),
-    "empty bounds": (change("model", "postprocess", 0, "maximum", to=-1), {}, "minimum 0 must be below maximum -1"),
-    "no fluxes": (change("model", "postprocess", 3, "top_down", to=[]), {}, "energy needs fluxes at the top"),
-    "flux twice": (change("model", "postprocess", 3, "top_up", to=["ttr"]), {}, "ttr listed twice among the fluxes"),
+    "empty bounds": (
+        replace_key("model", "postprocess", 0, "maximum", to=-1),
+        {},
+        "minimum 0 must be below maximum -1",
+    ),
+    "no fluxes": (replace_key("model", "postprocess", 3, "top_down", to=[]), {}, "energy needs fluxes at the top"),
+    "flux twice": (
+        replace_key("model", "postprocess", 3, "top_up", to=["ttr"]),
+        {},
+        "ttr listed twice among the fluxes",
+    ),
     "no direction": (
         lambda raw: raw["model"]["postprocess"][2].pop("evaporation_positive"),
         {},
         r"model\.postprocess\.2\.evaporation_positive: this key is missing",
     ),
     "no such kind": (
-        change("model", "postprocess", 0, "kind", to="clmp"),
+        replace_key("model", "postprocess", 0, "kind", to="clmp"),
         {},
         r'model\.postprocess\.0\.kind: "clmp" .* "clamp"',
     ),
@@ -194,16 +202,16 @@ REFUSED = {
         r"model\.postprocess\.0\.kind: this key is missing",
     ),
     "no such key": (
-        change("model", "postprocess", 0, "minimun", to=0),
+        replace_key("model", "postprocess", 0, "minimun", to=0),
         {},
         r'model\.postprocess\.0\.minimun: .* mean "minimum"',
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED_CASES)
 def test_wrong_entries_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_config, units, message = REFUSED[case]
+    change_config, units, message = REFUSED_CASES[case]
     raw = raw_config(tmp_path)
     raw["model"]["postprocess"] = [dict(entry) for entry in raw["model"]["postprocess"]]
     if change_config is not None:

@@ -29,19 +29,19 @@ SPLITS = {
 }
 
 
-def build_dataset(seconds: float = 0.0, bad: int | None = None, threads: bool = False) -> SampleDataset:
-    """Return a dataset whose fields have their time as value.
+def build_dataset(seconds: float = 0.0, unreadable_time: int | None = None, threads: bool = False) -> SampleDataset:
+    """Return a dataset in which the value of each field is its time in minutes.
 
     Args:
         seconds: the duration of reading a field.
-        bad: the time in minutes whose field cannot be read.
+        unreadable_time: the time in minutes whose field cannot be read.
         threads: whether the reader may be used by several threads.
     """
     channels = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["a"]}}, [])
 
     def field(minutes: int, channel: int) -> np.ndarray:
         time.sleep(seconds)
-        if minutes == bad:
+        if minutes == unreadable_time:
             raise DataError("a is not there")
         return np.float64(minutes)
 
@@ -58,7 +58,7 @@ LOADING_MODES = pytest.mark.parametrize(("threads", "workers"), [(True, 0), (Tru
 
 
 @LOADING_MODES
-def test_order_and_end(threads: bool, workers: int) -> None:
+def test_batches_keep_their_order_and_end(threads: bool, workers: int) -> None:
     order = [[3], [11, 4], [0], [18], [7]]
     with DevicePrefetcher(Loader(build_dataset(0.01, threads=threads), order, workers), CPU) as prefetcher:
         initial_times = [list(batch.initial_minutes) for batch in prefetcher]
@@ -67,7 +67,7 @@ def test_order_and_end(threads: bool, workers: int) -> None:
 
 @LOADING_MODES
 def test_an_error_is_raised_at_its_batch(threads: bool, workers: int) -> None:
-    loader = Loader(build_dataset(bad=6 * STEP, threads=threads), [[1], [2], [5], [7]], workers)
+    loader = Loader(build_dataset(unreadable_time=6 * STEP, threads=threads), [[1], [2], [5], [7]], workers)
     with DevicePrefetcher(loader, CPU) as prefetcher:
         assert [next(prefetcher).initial_minutes[0] for _ in range(2)] == [STEP, 2 * STEP]
         with pytest.raises(DataError, match="a is not there"):
@@ -84,7 +84,7 @@ def test_early_exit_stops_threads_and_processes(threads: bool, workers: int) -> 
 
 
 def test_next_batches_are_read_ahead() -> None:
-    """Two threads read exactly two batches ahead of the one that was taken."""
+    """Two threads read exactly two batches ahead of the batch that the caller has."""
     dataset = build_dataset(threads=True)
     with DevicePrefetcher(Loader(dataset, [[2 * n] for n in range(9)], 2), CPU) as prefetcher:
         next(prefetcher)

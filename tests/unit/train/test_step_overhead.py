@@ -7,7 +7,7 @@ from credit.models.layers.spectral_norm import find_spectral_norms
 from credit.parallel.mesh import DeviceGrid
 from tests.parallel.training import cases
 
-# About 11 with the backward pass that spectral norm has of its own on a CPU.
+# There are about 11 calls with the backward pass that spectral norm implements for a CPU.
 CALLS_PER_WEIGHT = 12
 
 

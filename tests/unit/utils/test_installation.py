@@ -1,4 +1,4 @@
-"""Commands that add an extra, and distributions that hide this package or are taken for it."""
+"""Commands that install an extra, and conflicts with other installed distributions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMANDS = {"entry_points.txt": "[console_scripts]\ncredit = credit.cli.main:mai
 TOP_LEVEL = {"top_level.txt": "credit\n"}
 
 
-def install(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
+def write_distribution(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
     """Write the metadata of an installed distribution."""
     metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
@@ -26,18 +26,18 @@ def install(folder: Path, name: str, version: str, files: dict[str, str]) -> Non
         (metadata / file).write_text(text)
 
 
-def test_our_installation_is_no_conflict(tmp_path: Path) -> None:
+def test_own_installation_is_no_conflict(tmp_path: Path) -> None:
     editable = {"direct_url.json": json.dumps({"url": "file:///srv/my%20credit", "dir_info": {"editable": True}})}
-    install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL | editable)
-    install(tmp_path, "numpy", "2.4", {"top_level.txt": "numpy\n"})
+    write_distribution(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL | editable)
+    write_distribution(tmp_path, "numpy", "2.4", {"top_level.txt": "numpy\n"})
     assert describe_conflicts([str(tmp_path)]) == []
     assert "credit-weather 0.15.0 (editable, /srv/my credit)" in describe_installation([str(tmp_path)])
 
 
-def test_a_stranger_of_the_same_name(tmp_path: Path) -> None:
-    # the index has a distribution `credit` that holds metadata alone
-    install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
-    install(tmp_path, "credit", "0.0.1", {"top_level.txt": "\n"})
+def test_other_project_of_the_same_name_is_a_conflict(tmp_path: Path) -> None:
+    # The package index has a distribution `credit` that contains only metadata.
+    write_distribution(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
+    write_distribution(tmp_path, "credit", "0.0.1", {"top_level.txt": "\n"})
     (conflict,) = describe_conflicts([str(tmp_path)])
     assert conflict.startswith(f"credit 0.0.1 ({tmp_path}) is a package of a different project")
     assert "pip uninstall credit`" in conflict
@@ -47,34 +47,34 @@ def test_a_stranger_of_the_same_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files", [TOP_LEVEL, {"RECORD": "credit/__init__.py,,\ncredit/cli.py,,\n"}], ids=["top_level", "record"]
 )
-def test_another_project_with_the_same_import_name(tmp_path: Path, files: dict[str, str]) -> None:
-    # files that are listed but not there do not count
+def test_other_project_with_the_same_import_name_is_a_conflict(tmp_path: Path, files: dict[str, str]) -> None:
+    # Create the files, because files that RECORD lists but that do not exist do not count.
     (tmp_path / "credit").mkdir()
     for name in ("__init__.py", "cli.py"):
         (tmp_path / "credit" / name).touch()
-    install(tmp_path, "miles-credit", "2026.2.0", files)
+    write_distribution(tmp_path, "miles-credit", "2026.2.0", files)
     (conflict,) = describe_conflicts([str(tmp_path)])
     assert "miles-credit 2026.2.0" in conflict and "also installs a package `credit`" in conflict
     assert "no distribution named credit-weather is installed" in describe_installation([str(tmp_path)])
 
 
-def test_a_project_whose_paths_only_resemble_the_import_name(tmp_path: Path) -> None:
+def test_similar_import_name_is_no_conflict(tmp_path: Path) -> None:
     (tmp_path / "microcredit").mkdir()
     (tmp_path / "microcredit" / "loans.py").touch()
-    install(tmp_path, "microcredit", "1.0", {"RECORD": "microcredit/loans.py,,\n"})
+    write_distribution(tmp_path, "microcredit", "1.0", {"RECORD": "microcredit/loans.py,,\n"})
     assert describe_conflicts([str(tmp_path)]) == []
 
 
-def test_our_former_name_is_told_from_a_stranger(tmp_path: Path) -> None:
-    install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
-    install(tmp_path, "credit", "0.14.0", COMMANDS | TOP_LEVEL)
+def test_former_name_of_this_package_is_recognised(tmp_path: Path) -> None:
+    write_distribution(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
+    write_distribution(tmp_path, "credit", "0.14.0", COMMANDS | TOP_LEVEL)
     (conflict,) = describe_conflicts([str(tmp_path)])
     assert "credit 0.14.0" in conflict and "this package under its former name" in conflict
-    # removing the former distribution removes the commands that both have installed
+    # Removing the former distribution also removes the commands, so the message asks for a new installation.
     assert re.search(r"pip uninstall credit`.*pip install -e \S", conflict)
 
 
-def test_what_a_build_leaves_in_the_checkout_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_files_in_checkout_are_no_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "credit").mkdir()
     for name in ("setup.cfg", "pyproject.toml"):
         (tmp_path / name).touch()
@@ -85,24 +85,24 @@ def test_what_a_build_leaves_in_the_checkout_is_not_installed(tmp_path: Path, mo
     assert describe_conflicts([str(tmp_path)]) == []
 
 
-def test_the_command_for_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+def test_install_command_of_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     monkeypatch.setattr(installation.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
     assert install_command("grib").strip("'").startswith("pip install -e ")
     assert f"{repository}[grib]" in install_command("grib")
-    # an installed wheel has no setup.cfg beside it
+    # An installed wheel has no setup.cfg next to the package.
     monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "utils" / "installation.py"))
     assert install_command("grib") == "pip install 'credit-weather[grib]'"
-    # the pip that the shell finds belongs to another environment
+    # The pip on PATH belongs to another environment.
     monkeypatch.setattr(installation.shutil, "which", lambda name: "/elsewhere/bin/pip")
     assert install_command("grib") == f"{sys.executable} -m pip install 'credit-weather[grib]'"
 
 
-def test_the_doctor_reports_it(
+def test_doctor_reports_conflict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(tmp_path, "credit", "0.0.1", {})
+    write_distribution(tmp_path, "credit", "0.0.1", {})
     monkeypatch.syspath_prepend(tmp_path)
     assert main.main(["doctor", str(tmp_path / "missing.yml"), "--output", "-"]) == 0
-    printed = capsys.readouterr()
-    assert "CONFLICT: credit 0.0.1" in printed.out
-    assert "credit 0.0.1" in printed.err and "a package of a different project" in printed.err
+    output = capsys.readouterr()
+    assert "CONFLICT: credit 0.0.1" in output.out
+    assert "credit 0.0.1" in output.err and "a package of a different project" in output.err

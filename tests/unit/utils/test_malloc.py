@@ -1,4 +1,4 @@
-"""Memory that a process keeps."""
+"""Retention of freed memory by malloc."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_freed_memory_is_used_again() -> None:
-    def touched(how: str) -> int:
-        # glibc's first value, which it changes as it goes; with it every large tensor is given back
+def test_freed_memory_is_reused() -> None:
+    def count_page_faults(mode: str) -> int:
+        # This fixes the initial threshold of glibc, at which every large tensor is returned to the system.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17), "THP_MEM_ALLOC_ENABLE": "0"}
-        command = [sys.executable, "-c", SCRIPT, how]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        return int(done.stdout)
+        command = [sys.executable, "-c", SCRIPT, mode]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return int(process.stdout)
 
-    assert touched("keep") < 1000 < 10000 < touched("plain")
+    assert count_page_faults("keep") < 1000 < 10000 < count_page_faults("plain")

@@ -1,4 +1,4 @@
-"""Marks of phases: they do nothing without a recorder, and reach the recorder that is in use."""
+"""Marks of phases reach the active recorder, and do nothing without a recorder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credit.utils.profiling.phases import Phase, begin_step, in_phase, phase, re
 
 
 class EventList:
-    """Recorder that lists what it is told."""
+    """Recorder that lists its events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -58,5 +58,5 @@ def test_nothing_is_recorded_before_and_after() -> None:
     begin_step(2)
     assert double.__doc__ == "Return twice the number."
     assert outer.events == ["step 1"] and inner.events == []
-    # One object serves all marks, so that they cost next to nothing.
+    # Without a recorder, all marks share one object, so they cost almost no time.
     assert phase(Phase.FORWARD) is phase(Phase.LOADER)

@@ -1,4 +1,4 @@
-"""A small run to verify: four days of waves that a model forecasts with a known error."""
+"""A small run for tests of the verification: fields of waves, and forecasts of them with a known error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL_ERROR = 3.0
 
 
 def make_config(save_loc: Path, **verification: object) -> Config:
-    """Return the config of the run; splits of `make_reader`."""
+    """Return the config of the run, whose splits are times of `make_reader`."""
     return build_config(
         {
             "experiment": "waves",
@@ -51,14 +51,14 @@ def make_config(save_loc: Path, **verification: object) -> Config:
 
 
 def make_reader(every: int = STEP) -> AnalyticReader:
-    """Return 14 months of an annual cycle with a wave that decorrelates in about a day."""
+    """Return a reader of 14 months of an annual cycle with waves that decorrelate within about a day."""
     channels = ChannelMap.build(VARIABLES, [500.0], masked_variables=["sst"])
     grid = make_grid(12, 24)
     calendar = Calendar()
     lon = np.deg2rad(grid.lon)
     shape = np.cos(np.deg2rad(grid.lat))[:, None]
 
-    def function(minutes: int, channel: int) -> np.ndarray:
+    def compute_field(minutes: int, channel: int) -> np.ndarray:
         annual = 10 * np.cos(2 * np.pi * calendar.year_fraction(np.array(minutes)))
         days = minutes / 1440
         wave = np.cos(3 * lon - 0.9 * days + channel) + np.cos(5 * lon + 1.7 * days)
@@ -67,14 +67,14 @@ def make_reader(every: int = STEP) -> AnalyticReader:
     mask = np.zeros(grid.shape, dtype=bool)
     mask[3, 4:8] = True
     times = np.arange(calendar.parse("2000-01-01"), calendar.parse("2001-03-11"), every)
-    return AnalyticReader(channels, grid, calendar, times, function, {"sst": mask})
+    return AnalyticReader(channels, grid, calendar, times, compute_field, {"sst": mask})
 
 
 def write_forecasts(
     folder: Path, reader: AnalyticReader, initial: list[str], error: float = MODEL_ERROR, leads: list[int] = LEADS,
     global_attributes: dict[str, str] | None = None, **options: object,
 ) -> ForecastArchive:  # fmt: skip
-    """Write forecasts that are the truth plus `error` everywhere, and open them; options are `OutputOptions`."""
+    """Write forecasts that are the truth plus `error`, and open them; `options` are those of `OutputOptions`."""
     starts = [reader.calendar.parse(text) for text in initial]
     fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, STEP, masks=reader.masks)
     writer = ForecastWriter(
@@ -82,16 +82,16 @@ def write_forecasts(
     )
     outputs = len(reader.channels.output)
     for start in starts:
-        at = AnalyticReader(
+        lead_reader = AnalyticReader(
             reader.channels, reader.grid, reader.calendar, [start + lead for lead in leads], reader._function
         )
-        writer.write(start, np.stack([at.read(i)[:outputs] + np.float32(error) for i in range(len(leads))]))
+        writer.write(start, np.stack([lead_reader.read(i)[:outputs] + np.float32(error) for i in range(len(leads))]))
     return open_forecasts(folder)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was forecast."""
+    """Config, data and forecasts of a run."""
 
     config: Config
     reader: AnalyticReader
@@ -101,7 +101,7 @@ class Run:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Forecasts from four initial times, one of which has no truth at its last lead."""
+    """Write forecasts from four initial times; the last one has no truth at lead times beyond 6 hours."""
     folder = tmp_path_factory.mktemp("run")
     reader = make_reader()
     initial = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00", "2001-03-10T12:00"]

@@ -1,4 +1,4 @@
-"""The example over all lead times: what is kept of it, its Hovmoeller diagram and its animation."""
+"""Tests of the example forecast over all lead times: means and frames, Hovmoeller diagrams and animations."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ START = CALENDAR.parse("2001-03-01T00:00")
 CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("sst", "sst", None, "prognostic")]
 
 
-def empty() -> PartialScores:
+def build_empty_scores() -> PartialScores:
     return PartialScores(np.array([0]), statistics={}, events={}, seeps={}, histograms={})
 
 
-def keep_all(
+def collect_example(
     leads: Sequence[int], truth: np.ndarray, members: Callable[[int], np.ndarray], masks: dict[str, np.ndarray]
 ) -> PartialScores:
-    """Keep the band of 30 to 60 degrees of both channels."""
+    """Collect the means of both channels over the band of 30 to 60 degrees."""
     collector = ExampleCollector(
         VerificationConfig(hovmoeller_band=(30.0, 60.0)), make_grid(), CHANNELS, masks, leads, ["t2m", "sst"]
     )
-    part = empty()
+    scores = build_empty_scores()
     for lead in leads:
-        collector.add(part, lead, truth, members(lead))
-    return part
+        collector.add(scores, lead, truth, members(lead))
+    return scores
 
 
 @pytest.mark.parametrize("band", [(30.0, 60.0), (-90.0, 90.0), (-10.0, 10.0), (41.0, 43.0)])
@@ -57,62 +57,63 @@ def test_the_weights_of_a_band_are_its_area(band: tuple[float, float]) -> None:
 
 
 def test_means_over_a_band() -> None:
-    """Area means of sin(latitude) over cells and over the band are both halves of sums of sines."""
+    """The area mean of sin(latitude), over a cell or a band, is half the sum of the sines of its bounds."""
     grid = make_grid()
     sines = np.sin(np.deg2rad(grid.lat_bounds))
     means = np.broadcast_to(((sines[:-1] + sines[1:]) / 2)[:, None], (2, *grid.shape))
-    hidden = np.zeros(grid.shape, dtype=bool)
-    hidden[2, :3] = hidden[:, 5] = True  # 60 to 45 north is gone in three columns, everything in one
+    mask = np.zeros(grid.shape, dtype=bool)
+    mask[2, :3] = mask[:, 5] = True  # three columns lack 45 to 60 north, and one lacks all rows
 
-    def members(lead: int) -> np.ndarray:
+    def build_members(lead: int) -> np.ndarray:
         return np.stack([means, 3 * means + lead])
 
-    part = keep_all([360, 720], means, members, {"sst": hidden})
-    truth, forecast = part.band_means["t2m", 720]
+    scores = collect_example([360, 720], means, build_members, {"sst": mask})
+    truth, forecast = scores.band_means["t2m", 720]
     expected = (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(60))) / 2
     np.testing.assert_allclose(truth, expected, rtol=1e-12)
     np.testing.assert_allclose(forecast, 2 * expected + 360, rtol=1e-6)
-    truth, _ = part.band_means["sst", 360]
+    truth, _ = scores.band_means["sst", 360]
     np.testing.assert_allclose(truth[:3], (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(45))) / 2, rtol=1e-12)
     assert np.isnan(truth[5])
     assert np.isfinite(np.delete(truth, 5)).all()
-    assert not part.animation_frames
+    assert not scores.animation_frames
 
 
 def test_zonal_means() -> None:
-    """Against numpy's nanmean of the fields; a row without a cell has none."""
+    """The expected values are means by numpy; a row in which all cells are masked has no mean."""
     grid = make_grid()
     rng = np.random.default_rng(1)
     truth = rng.normal(280, 10, (2, *grid.shape))
     members = rng.normal(280, 10, (3, 2, *grid.shape))
-    hidden = rng.random(grid.shape) < 0.4
-    hidden[4] = True
-    part = keep_all([360, 720], truth, lambda lead: members + lead, {"sst": hidden})
-    assert part.zonal_means.keys() == part.band_means.keys()
+    mask = rng.random(grid.shape) < 0.4
+    mask[4] = True
+    scores = collect_example([360, 720], truth, lambda lead: members + lead, {"sst": mask})
+    assert scores.zonal_means.keys() == scores.band_means.keys()
     for number, name in enumerate(("t2m", "sst")):
-        seen = ~hidden if name == "sst" else np.ones(grid.shape, dtype=bool)
-        for zonal_mean, field in zip(part.zonal_means[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
+        is_valid = ~mask if name == "sst" else np.ones(grid.shape, dtype=bool)
+        for zonal_mean, field in zip(scores.zonal_means[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
             expected = [
-                row[there].mean() if there.any() else np.nan for row, there in zip(field[number], seen, strict=True)
+                row[row_is_valid].mean() if row_is_valid.any() else np.nan
+                for row, row_is_valid in zip(field[number], is_valid, strict=True)
             ]
             np.testing.assert_allclose(zonal_mean, expected, rtol=1e-6)
-    assert np.isnan(part.zonal_means["sst", 360][0][4])
-    assert np.isfinite(part.zonal_means["t2m", 360]).all()
+    assert np.isnan(scores.zonal_means["sst", 360][0][4])
+    assert np.isfinite(scores.zonal_means["t2m", 360]).all()
 
 
-def test_frames_are_few_and_small() -> None:
-    """Of 200 lead times at half a degree 60 remain, the first and the last among them, at one degree."""
+def test_frames_are_limited_in_number_and_size() -> None:
+    """Of 200 lead times at half a degree, 60 remain at one degree, including the first and the last."""
     grid = make_grid(40, 720)
     leads = [60 * number for number in range(1, 201)]
     wave = np.cos(np.deg2rad(grid.lon)) * np.ones((2, 40, 1))
     collector = ExampleCollector(VerificationConfig(animate=["t2m"]), grid, CHANNELS, {}, leads, [])
-    part = empty()
+    scores = build_empty_scores()
     for lead in leads:
-        collector.add(part, lead, wave + lead / 12000, wave[None])
-    evolution = collector.build_evolution(part, 1)
-    held = [lead for _, lead in evolution.animation_frames]
-    assert len(held) == 60
-    assert (held[0], held[-1]) == (60, 12000)
+        collector.add(scores, lead, wave + lead / 12000, wave[None])
+    evolution = collector.build_evolution(scores, 1)
+    frame_leads = [lead for _, lead in evolution.animation_frames]
+    assert len(frame_leads) == 60
+    assert (frame_leads[0], frame_leads[-1]) == (60, 12000)
     assert not evolution.band_means
     truth, forecast = evolution.animation_frames["t2m", 12000]
     assert truth.shape == forecast.shape == evolution.frame_grid.shape == (180, 360)
@@ -120,7 +121,7 @@ def test_frames_are_few_and_small() -> None:
     np.testing.assert_allclose(truth, 1 + np.broadcast_to(wave, truth.shape), atol=1e-4)
 
 
-def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
+def test_scoring_collects_the_example_at_all_lead_times(run: Run) -> None:
     verification = score_forecasts(run.config, run.reader, run.archive)
     evolution = verification.evolution
     weights = band_weights(run.reader.grid, (35.0, 60.0))
@@ -129,18 +130,18 @@ def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS}
     assert not evolution.is_ensemble
     for lead in LEADS:
-        at = run.reader.read(run.reader.index_of(verification.example_time + lead))
+        truth_fields = run.reader.read(run.reader.index_of(verification.example_time + lead))
         truth, forecast = evolution.band_means["z500", lead]
-        np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
+        np.testing.assert_allclose(truth, weights @ truth_fields[0] / weights.sum(), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
         truth, forecast = evolution.zonal_means["z500", lead]
-        np.testing.assert_allclose(truth, at[0].mean(axis=1), rtol=1e-6)
+        np.testing.assert_allclose(truth, truth_fields[0].mean(axis=1), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
-        np.testing.assert_array_equal(evolution.animation_frames["t2m", lead][0], at[3])
-        np.testing.assert_allclose(evolution.animation_frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
+        np.testing.assert_array_equal(evolution.animation_frames["t2m", lead][0], truth_fields[3])
+        np.testing.assert_allclose(evolution.animation_frames["t2m", lead][1] - truth_fields[3], MODEL_ERROR, rtol=1e-3)
 
 
-def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
+def test_wrong_channels_and_bands_are_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'verification.animate: "z50" is not scored; did you mean "z500"'):
         score_forecasts(make_config(tmp_path, animate=["z50"]), run.reader, run.archive)
     for band in ([60, 35], [35, 35], [35, 91]):
@@ -162,7 +163,7 @@ def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tupl
 
 
 def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
-    """cos(k (lon - c t)) with known k and c, both read off what is drawn; the forecast is slower."""
+    """The fields are cos(k (lon - c t)). The drawn values have the given k and c; the forecast is slower."""
     background = MapBackground(make_grid(12, 48), None)
     speeds = (11.0, 7.0)
     wavenumber = 5
@@ -173,11 +174,11 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     }
     figures: list[Figure] = []
 
-    def make() -> Figure:
+    def draw_figure() -> Figure:
         figures.append(plot_hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "waves", START, CALENDAR, background))
         return figures[0]
 
-    save_figure(tmp_path / "h.png", make)
+    save_figure(tmp_path / "h.png", draw_figure)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
     assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: waves from 2001-03-01 00:00 UTC"
@@ -192,8 +193,8 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
         np.testing.assert_allclose(days, np.arange(1, 21) / 4, rtol=1e-12)
         values.append(np.asarray(mesh.get_array()))
         limits.append(mesh.get_clim())
-    for speed, drawn in zip(speeds, values, strict=False):
-        phase = np.unwrap(np.angle(drawn @ np.exp(-1j * wavenumber * np.deg2rad(longitudes))))
+    for speed, values_TX in zip(speeds, values, strict=False):
+        phase = np.unwrap(np.angle(values_TX @ np.exp(-1j * wavenumber * np.deg2rad(longitudes))))
         slope, start = np.polyfit(days, -np.rad2deg(phase) / wavenumber, 1)
         assert slope == pytest.approx(speed, rel=1e-9)
         assert start == pytest.approx(0.0, abs=1e-9)
@@ -205,7 +206,7 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
 
 
 def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
-    """What is drawn is what was given, row by row and time by time; a masked row is grey, in all panels."""
+    """Every cell of a panel has the given value; a masked row is missing in all panels."""
     grid = make_grid()
     rng = np.random.default_rng(2)
     zonal = {minutes: tuple(rng.normal(280, 5, (2, 12))) for minutes in range(360, 360 * 9, 360)}
@@ -213,16 +214,16 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
         fields[0][3] = fields[1][3] = np.nan
     figures: list[Figure] = []
 
-    def make() -> Figure:
+    def draw_figure() -> Figure:
         figures.append(plot_latitude_time("sst", "K", zonal, "ensemble mean of waves", START, CALENDAR, grid))
         return figures[0]
 
-    save_figure(tmp_path / "h.png", make)
+    save_figure(tmp_path / "h.png", draw_figure)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
     assert figures[0].get_suptitle() == "sst, zonal mean: ensemble mean of waves from 2001-03-01 00:00 UTC"
-    given = np.array(list(zonal.values())).transpose(1, 2, 0)
-    for axis, expected in zip(panels, (*given, given[1] - given[0]), strict=True):
+    zonal_means = np.array(list(zonal.values())).transpose(1, 2, 0)
+    for axis, expected in zip(panels, (*zonal_means, zonal_means[1] - zonal_means[0]), strict=True):
         (mesh,) = axis.collections
         corners = mesh.get_coordinates()
         np.testing.assert_allclose((corners[:-1, 0, 1] + corners[1:, 0, 1]) / 2, grid.lat)
@@ -234,12 +235,12 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     assert panels[0].collections[0].get_clim() == panels[1].collections[0].get_clim()
 
 
-def test_a_time_reaches_half_way_to_its_neighbours() -> None:
+def test_edges_are_half_way_between_times() -> None:
     np.testing.assert_allclose(time_edges(np.array([6.0, 12.0, 24.0])), [3.0, 9.0, 18.0, 30.0])
 
 
-def test_frames_of_an_animation(tmp_path: Path) -> None:
-    """Fields of one value each: the colour of a frame is that value's, by limits that stay."""
+def test_frames_of_an_animation_have_the_colours_of_their_values(tmp_path: Path) -> None:
+    """Each field has one value, whose colour a frame must have; all frames have the same limits."""
     background = MapBackground(make_grid(), None)
     leads = [360 * number for number in range(1, 12)]
     truth = np.linspace(270.0, 290.0, 11)
@@ -248,9 +249,9 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
         lead: tuple(np.full(background.grid.shape, value) for value in values)
         for lead, values in zip(leads, zip(truth, forecast, strict=True), strict=True)
     }
-    missing = [field.copy() for field in frames[leads[4]]]
-    missing[0][:] = np.nan
-    frames[leads[4]] = tuple(missing)
+    missing_fields = [field.copy() for field in frames[leads[4]]]
+    missing_fields[0][:] = np.nan
+    frames[leads[4]] = tuple(missing_fields)
     path = write_animation(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
     with Image.open(path) as image:
         assert (image.format, image.n_frames, image.info["loop"]) == ("GIF", 11, 0)
@@ -264,18 +265,18 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     assert durations == [250] * 10 + [1500]
     for number, picture in enumerate(pictures):
         assert tuple(picture[0, 0]) == (255, 255, 255)
-        for values, half in zip((truth, forecast), np.array_split(picture, 2, axis=1), strict=True):
-            colours, counts = np.unique(half.reshape(-1, 3) @ [65536, 256, 1], return_counts=True)
-            most = int(colours[:-1][counts[:-1].argmax()])  # the last is white
-            color = np.array([most >> 16, most >> 8 & 255, most & 255])
+        for values, panel in zip((truth, forecast), np.array_split(picture, 2, axis=1), strict=True):
+            colours, counts = np.unique(panel.reshape(-1, 3) @ [65536, 256, 1], return_counts=True)
+            main_colour = int(colours[:-1][counts[:-1].argmax()])  # The last colour is white, the background.
+            color = np.array([main_colour >> 16, main_colour >> 8 & 255, main_colour & 255])
             expected = 255 * np.array(colormaps[FIELD_COLORMAP]((values[number] - 270.0) / 20.0)[:3])
             if number == 4 and values is truth:
-                expected = np.array([int(MISSING_COLOR[place : place + 2], 16) for place in (1, 3, 5)])
-            assert np.abs(color - expected).max() <= 4  # 96 colours for all values
+                expected = np.array([int(MISSING_COLOR[position : position + 2], 16) for position in (1, 3, 5)])
+            assert np.abs(color - expected).max() <= 4  # all values share 96 colours
     assert not list(tmp_path.glob(".*"))
 
 
-def test_an_animation_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_animation_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     background = MapBackground(make_grid(), None)
     frames = {lead: (np.zeros((12, 24)), np.ones((12, 24))) for lead in (360, 720)}
     with pytest.raises(CreditError, match="a.gif: cannot be written"):

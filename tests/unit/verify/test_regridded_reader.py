@@ -1,4 +1,4 @@
-"""Scores on a grid of their own: fields brought there, on paper and through the whole scoring."""
+"""Tests of scores on a common grid: regridded fields, and the scoring of regridded forecasts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ COARSE = make_grid(6, 12)
 GRID = {"rows": 6, "columns": 12, "poles": False}
 
 
-def test_fields_and_masks() -> None:
-    """A cell of 30 degrees is two rows, by area, and one column with half of its neighbours."""
+def test_fields_and_masks_are_regridded() -> None:
+    """A cell of 30 degrees covers two rows, weighted by area, and one column with half of each neighbour."""
     reader = make_reader()
     fields = RegriddedReader(reader, 1, COARSE)
     native = reader.read(5)
-    brought = fields.read(5)
+    regridded = fields.read(5)
     area = reader.grid.area_weights()
     columns = native[:, :, ::2] / 2 + np.roll(native, 1, axis=2)[:, :, ::2] / 4 + native[:, :, 1::2] / 4
     rows = area[:, :1].reshape(6, 2, 1)
     expected = (columns.reshape(-1, 6, 2, 12) * rows).sum(axis=2) / rows.sum(axis=1)
     stored = [channel.variable for channel in reader.channels.time_varying_stored]
-    plain = [number for number, name in enumerate(stored) if name != "sst"]
-    np.testing.assert_allclose(brought[plain], expected[plain], rtol=1e-5)
-    assert (np.isnan(brought[stored.index("sst")]) == fields.masks["sst"]).all()
+    unmasked_channels = [number for number, name in enumerate(stored) if name != "sst"]
+    np.testing.assert_allclose(regridded[unmasked_channels], expected[unmasked_channels], rtol=1e-5)
+    assert (np.isnan(regridded[stored.index("sst")]) == fields.masks["sst"]).all()
     assert fields.masks["sst"].any()
     for is_thread_safe in (True, False):
         reader.is_thread_safe = is_thread_safe
@@ -43,7 +43,7 @@ def test_fields_and_masks() -> None:
 
 @pytest.fixture(scope="module")
 def verification(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
-    """The model on the data's grid; another forecast that is the same, made on the coarse one."""
+    """Score the model on the grid of the data, and the same forecasts stored on the coarse grid."""
     folder = tmp_path_factory.mktemp("coarse")
     reader = run.reader
     starts = [int(minutes) for minutes in run.archive.initial_minutes[:3]]
@@ -71,9 +71,9 @@ def test_scores_are_of_the_coarse_fields(run: Run, verification: Verification) -
             squares.append((area * regridder.apply(later - start).astype(np.float64) ** 2).sum())
         assert table.scores_by_lead("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-4)
         assert table.scores_by_lead("model", "t2m")[number] == pytest.approx(MODEL_ERROR, rel=1e-4)
-    fine = score_forecasts(make_config(run.folder), reader, run.archive)
-    # waves of five lengths round the globe are half gone between cells of 30 degrees
-    assert table.score("climatology", "z500", 6) < 0.9 * fine.table.score("climatology", "z500", 6)
+    native_verification = score_forecasts(make_config(run.folder), reader, run.archive)
+    # Averages over cells of 30 degrees remove about half of the power at wavenumber 5.
+    assert table.score("climatology", "z500", 6) < 0.9 * native_verification.table.score("climatology", "z500", 6)
 
 
 def test_forecasts_of_any_grid_are_compared(verification: Verification) -> None:
@@ -83,7 +83,7 @@ def test_forecasts_of_any_grid_are_compared(verification: Verification) -> None:
             np.testing.assert_allclose(model, coarse, rtol=1e-4)
 
 
-def test_without_a_common_grid_they_are_not(run: Run, tmp_path: Path) -> None:
+def test_forecasts_on_another_grid_need_a_common_grid(run: Run, tmp_path: Path) -> None:
     reader = run.reader
     start = int(run.archive.initial_minutes[0])
     fields = OutputFields(reader.channels, COARSE, reader.calendar, reader.attributes, STEP)

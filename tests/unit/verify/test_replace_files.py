@@ -1,4 +1,4 @@
-"""Files of a folder are replaced after all of them have been written."""
+"""Tests that files of a folder are replaced after all of them have been written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("figures/maps.png", "report.html", "scores.csv", "scores.nc")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with an old version of all files but one, and with one that is not replaced."""
+    """Folder with old versions of all files except `scores.csv`, and with one file that is not replaced."""
     (tmp_path / "figures").mkdir()
     for name in ("figures/maps.png", "figures/loss.png", "report.html", "scores.nc"):
         (tmp_path / name).write_text(f"old {name}")
@@ -50,7 +50,7 @@ def read_all(folder: Path) -> dict[str, str]:
 
 
 def fail_replace(monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException) -> None:
-    """Let the call of `os.replace` with this number fail."""
+    """Make `os.replace` raise an error at the call with this number."""
     calls = []
     replace = os.replace
 

@@ -1,4 +1,4 @@
-"""The whole scoring of known forecasts."""
+"""Tests of `score_forecasts` on forecasts with known errors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def verification(run: Run) -> Verification:
     return score_forecasts(run.config, run.reader, run.archive)
 
 
-def test_only_cases_with_truth_at_every_lead_count(verification: Verification) -> None:
+def test_only_cases_with_truth_at_every_lead_are_scored(verification: Verification) -> None:
     assert verification.table.n_cases == 3 and verification.num_left_out == 1
     assert verification.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
 
 
-def test_the_models_scores(verification: Verification) -> None:
+def test_model_scores_equal_its_constant_error(verification: Verification) -> None:
     table = verification.table
     for channel in table.channels:
         for hours in table.lead_hours:
@@ -42,8 +42,8 @@ def test_the_models_scores(verification: Verification) -> None:
             assert table.score("model", channel, hours, "mae", "tropics") == pytest.approx(MODEL_ERROR, rel=1e-4)
 
 
-def test_the_baselines_scores(run: Run, verification: Verification) -> None:
-    """Persistence by hand; damping is fitted so that it beats both of its parents."""
+def test_baseline_scores_have_known_values(run: Run, verification: Verification) -> None:
+    """Damping is fitted, so damped persistence is about as good as persistence and climatology, or better."""
     table = verification.table
     reader = run.reader
     area = reader.grid.area_weights()
@@ -55,11 +55,11 @@ def test_the_baselines_scores(run: Run, verification: Verification) -> None:
         assert table.scores_by_lead("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-6)
     for name in ("persistence", "climatology"):
         assert (table.scores_by_lead("damped_persistence", "t2m") <= table.scores_by_lead(name, "t2m") * 1.02).all()
-    # the wave of a whole year averages out, so climatology's error is the wave's size
+    # The waves average out over a year, so the RMSE of the climatology is that of the waves.
     assert table.scores_by_lead("climatology", "t2m") == pytest.approx(5 * np.sqrt(2 / 3), rel=0.02)
 
 
-def test_damping_is_the_waves_autocorrelation(verification: Verification) -> None:
+def test_damping_is_the_autocorrelation_of_the_waves(verification: Verification) -> None:
     days = np.array(LEADS) / 1440
     expected = (np.cos(0.9 * days) + np.cos(1.7 * days)) / 2
     np.testing.assert_allclose(verification.damping[:, 0], expected, atol=0.01)
@@ -69,10 +69,10 @@ def test_correlations(verification: Verification) -> None:
     table = verification.table
     assert np.isnan(table.scores_by_lead("climatology", "z500", "acc")).all()
     assert np.isnan(table.scores_by_lead("climatology", "z500", "acc_wb2")).all()
-    # the error is uncorrelated with the anomaly, whose mean square is 50/3
+    # The error is uncorrelated with the anomaly, whose mean square is 50/3.
     expected = np.sqrt(50 / 3 / (50 / 3 + MODEL_ERROR**2))
     assert table.scores_by_lead("model", "z500", "acc") == pytest.approx(expected, abs=0.01)
-    # damping by one number changes no correlation
+    # Multiplication with a damping factor changes no correlation.
     np.testing.assert_allclose(
         table.scores_by_lead("damped_persistence", "z500", "acc"),
         table.scores_by_lead("persistence", "z500", "acc"),
@@ -92,12 +92,12 @@ def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, veri
     np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(verification.example_time + 1440))[0])
     np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-4)
     power = verification.spectra["t2m", 360]
-    np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+    np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # A constant offset has wavenumber 0.
 
 
-def test_figures_of_lead_times_that_are_not_there(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    asked = {(("240h", "12h"), (720,)), (("240h",), (1440,))}
-    for leads, expected in asked:
+def test_missing_figure_leads_are_a_warning(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lead_cases = {(("240h", "12h"), (720,)), (("240h",), (1440,))}
+    for leads, expected in lead_cases:
         caplog.clear()
         verification = score_forecasts(make_config(tmp_path, figure_leads=list(leads)), run.reader, run.archive)
         assert verification.figure_leads == list(expected)
@@ -105,33 +105,32 @@ def test_figures_of_lead_times_that_are_not_there(run: Run, tmp_path: Path, capl
         assert f"{message} {expected[0] / 60:g} h" in caplog.text
 
 
-def test_spectra_on_a_finer_grid_end_where_those_of_the_data_do(run: Run, tmp_path: Path) -> None:
+def test_spectra_on_a_finer_grid_end_at_the_last_wavenumber_of_the_data(run: Run, tmp_path: Path) -> None:
     config = make_config(tmp_path, grid={"rows": 24, "columns": 48, "poles": False})
     verification = score_forecasts(config, run.reader, run.archive)
-    assert verification.grid.shape == (24, 48) and verification.spectra["t2m", 360][0].shape == (
-        9,
-    )  # 8 is 24 columns / 3
+    # The last wavenumber is a third of the 24 columns of the data.
+    assert verification.grid.shape == (24, 48) and verification.spectra["t2m", 360][0].shape == (9,)
 
 
-def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None:
+def test_spectra_of_every_forecast_are_in_the_table(run: Run, tmp_path: Path) -> None:
     reader = run.reader
     start = "2001-03-04T06:00"
     colatitude = np.deg2rad(90.0 - reader.grid.lat)[:, None]
     lon = np.deg2rad(reader.grid.lon)
-    # a harmonic whose square has mean 1, of an order that the truth has not
+    # A harmonic with a mean square of 1, of an order that the truth does not contain.
     wave = np.sqrt(8 * np.pi) * special.sph_harm_y(8, 4, colatitude, lon).real
     write_forecasts(tmp_path / "other", reader, [start], wave, variables=["t2m"])
     config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
     table = score_forecasts(config, reader, run.archive).table
     assert table.dataset["power"].dims == ("forecast", "spectrum_channel", "spectrum_lead", "wavenumber")
-    chosen = table.dataset.sel(spectrum_channel="t2m", spectrum_lead=24.0)
-    truth, model, other = chosen["power_truth"], *(chosen["power"].sel(forecast=name) for name in ("model", "other"))
+    spectra = table.dataset.sel(spectrum_channel="t2m", spectrum_lead=24.0)
+    truth, model, other = spectra["power_truth"], *(spectra["power"].sel(forecast=name) for name in ("model", "other"))
     assert truth["wavenumber"].values.tolist() == list(range(9))
-    np.testing.assert_allclose(model[1:], truth[1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+    np.testing.assert_allclose(model[1:], truth[1:], rtol=1e-3, atol=1e-6)  # A constant offset has wavenumber 0.
     np.testing.assert_allclose(other, truth + np.eye(9)[8], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(chosen["power_ratio"].sel(forecast="other"), other / truth)
-    blurred = 1 + 1 / float(truth[7] + truth[8])  # the shortest third of 8 waves is 2
-    assert table.score("other", "t2m", 24, SHORT_WAVES) == pytest.approx(blurred, rel=1e-4)
+    np.testing.assert_allclose(spectra["power_ratio"].sel(forecast="other"), other / truth)
+    short_wave_ratio = 1 + 1 / float(truth[7] + truth[8])  # The shortest third of 8 wavenumbers is 7 and 8.
+    assert table.score("other", "t2m", 24, SHORT_WAVES) == pytest.approx(short_wave_ratio, rel=1e-4)
     assert table.score("model", "t2m", 24, SHORT_WAVES) == pytest.approx(1.0, rel=1e-3)
     assert np.isnan(table.score("model", "t2m", 12, SHORT_WAVES)), "no lead time of the figures"
     for forecast, channel in (("other", "z500"), ("climatology", "t2m")):
@@ -139,20 +138,20 @@ def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None
         assert np.isnan(table.score(forecast, channel, 24, SHORT_WAVES))
 
 
-def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_level_dimensions_may_have_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grid = make_grid(12, 24)
     start = np.array(["2001-03-04T06:00"], dtype="datetime64[ns]")
     leads = ("prediction_timedelta", [6, 12], {"units": "hours"})
     coords = {"time": start, "prediction_timedelta": leads, "latitude": grid.lat, "longitude": grid.lon}
-    plain = tuple(coords)
+    dims_without_level = tuple(coords)
     values = np.zeros((1, 2, 12, 24), dtype=np.float32)
     for dim in ("level", "pressure_level", "isobaricInhPa", "height"):
-        variables = {"t2m": (plain, values), "z": ((dim, *plain), values[None])}
+        variables = {"t2m": (dims_without_level, values), "z": ((dim, *dims_without_level), values[None])}
         xr.Dataset(variables, coords | {dim: [500]}).to_zarr(tmp_path / f"{dim}.zarr", consolidated=False)
         caplog.clear()
         other = OtherForecastsConfig(path=str(tmp_path / f"{dim}.zarr"))
-        read = ["t2m"] if dim == "height" else ["t2m", "z500"]
-        assert sorted(open_other_forecasts("other", other, "hPa").channel_names) == read
+        expected_names = ["t2m"] if dim == "height" else ["t2m", "z500"]
+        assert sorted(open_other_forecasts("other", other, "hPa").channel_names) == expected_names
         assert ("height is not a level: " in caplog.text and "it is skipped" in caplog.text) == (dim == "height")
     renamed = other.model_copy(update={"rename": {"geopotential": "z"}})
     with pytest.raises(DataError, match="z has the dimensions height, time, "):
@@ -165,8 +164,8 @@ def test_every_time_is_read_once(run: Run) -> None:
     assert reader.reads <= len(reader.times)
 
 
-def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Derived variables, and levels that forecasts were brought to."""
+def test_forecast_variables_without_truth_are_named(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Examples are derived variables and levels to which forecasts were interpolated."""
     for path in (run.folder / "forecasts").glob("*.nc"):
         with xr.open_dataset(path) as dataset:
             dataset.assign(gust=dataset["t2m"]).to_netcdf(tmp_path / path.name)
@@ -177,10 +176,8 @@ def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pyt
     assert "not scored, because they are not predicted variables of data.variables: gust" in caplog.text
 
 
-def test_what_was_asked_for_and_has_no_scores_is_said(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Lead times that are not in the files, forecasts without truth, a test period beyond the data."""
+def test_missing_requested_scores_are_reported(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The config requests lead times without forecasts, forecasts without truth, and times beyond the data."""
     raw = run.config.model_dump(mode="json")
     raw["inference"] = {"lead_time": "24h", "lead_times": ["6h", "24h"]}
     complete = score_forecasts(build_config(raw), run.reader, run.archive).table
@@ -191,11 +188,11 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
     caplog.clear()
     table = score_forecasts(build_config(raw), run.reader, run.archive).table
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    lacking = (
+    lead_text = (
         "3 of 6 lead times that inference requests (lead_time, output_every, lead_times) are not in the forecasts and "
         "have no scores: 18, 30, 36 h"
     )
-    assert lacking in warnings and f"{lacking}." in table.warnings() and f"{lacking}." in format_summary(table)
+    assert lead_text in warnings and f"{lead_text}." in table.warnings() and f"{lead_text}." in format_summary(table)
     assert (
         "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of "
         "this period" in warnings
@@ -212,8 +209,8 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
 def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], format="zarr",
                     variables=["z", "t2m"])  # fmt: skip
-    mine = {"regions": ["arctic", "global"], "boxes": {"strip": {"lat": [0, 30], "lon": [350, 20]}}}
-    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")}, **mine)
+    region_config = {"regions": ["arctic", "global"], "boxes": {"strip": {"lat": [0, 30], "lon": [350, 20]}}}
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")}, **region_config)
     table = score_forecasts(config, run.reader, run.archive).table
     assert table.n_cases == 1 and table.lead_hours == [12.0, 24.0]
     assert table.score("other", "t2m", 24) == pytest.approx(1.0, rel=1e-4)
@@ -227,16 +224,16 @@ def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     assert np.isnan(table.dataset["wind_rmse_difference"].sel(reference="other")).all()
 
 
-_LONG = {"z": "geopotential", "u": "u_component_of_wind", "v": "v_component_of_wind", "t2m": "2m_temperature"}
+_LONG_NAMES = {"z": "geopotential", "u": "u_component_of_wind", "v": "v_component_of_wind", "t2m": "2m_temperature"}
 
 
-def _as_weatherbench2(folder: Path, path: Path) -> None:
-    """Write our netCDF forecasts as WeatherBench 2 publishes those of others: zarr version 2 with long names."""
+def _write_weatherbench2_store(folder: Path, path: Path) -> None:
+    """Write netCDF forecasts in the layout of WeatherBench 2: zarr version 2 with long names."""
     datasets = [xr.open_dataset(file) for file in sorted(folder.glob("*.nc"))]
     dims = ("time", "prediction_timedelta", "level", "longitude", "latitude")
     fields = {}
-    for name, long_name in _LONG.items():
-        values = np.stack([dims_of_field[name].values for dims_of_field in datasets])
+    for name, long_name in _LONG_NAMES.items():
+        values = np.stack([dataset[name].values for dataset in datasets])
         dims_of_field = dims if values.ndim == 5 else (*dims[:2], *dims[3:])
         fields[long_name] = (
             dims_of_field,
@@ -257,35 +254,35 @@ def _as_weatherbench2(folder: Path, path: Path) -> None:
     dataset.to_zarr(path, zarr_format=2, consolidated=True)
 
 
-def test_a_store_of_weatherbench2_has_the_scores_of_the_same_forecasts_in_our_files(run: Run, tmp_path: Path) -> None:
+def test_weatherbench2_store_has_the_scores_of_the_same_netcdf_forecasts(run: Run, tmp_path: Path) -> None:
     initial = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
     write_forecasts(tmp_path / "ours", run.reader, initial, 1.0)
-    _as_weatherbench2(tmp_path / "ours", tmp_path / "theirs.zarr")
+    _write_weatherbench2_store(tmp_path / "ours", tmp_path / "theirs.zarr")
     store = str(tmp_path / "theirs.zarr")
-    others = {"ours": str(tmp_path / "ours"), "theirs": {"path": store, "rename": _LONG}}
+    others = {"ours": str(tmp_path / "ours"), "theirs": {"path": store, "rename": _LONG_NAMES}}
     config = make_config(tmp_path, other_forecasts=others)
     scores = score_forecasts(config, run.reader, run.archive).table.dataset
     scores = scores.drop_sel(channel="tp", spectrum_channel="tp", errors="ignore")
-    compared = 0
+    num_compared = 0
     for name, variable in scores.data_vars.items():
         for dim in {"forecast", "reference"} & set(variable.dims):
             our_values, their_values = (
                 variable.sel({dim: name_of_forecast}).values for name_of_forecast in ("ours", "theirs")
             )
             np.testing.assert_array_equal(our_values, their_values, err_msg=name)
-            compared += int(np.isfinite(our_values).sum()) if our_values.dtype.kind in "fiu" else 0
-    assert compared > 1000
+            num_compared += int(np.isfinite(our_values).sum()) if our_values.dtype.kind in "fiu" else 0
+    assert num_compared > 1000
     with pytest.raises(DataError, match=r"theirs.zarr: has none of the outputs .*z500.*geopotential500.*NAME.rename"):
         score_forecasts(make_config(tmp_path, other_forecasts={"x": store}), run.reader, run.archive)
 
 
-def test_a_level_and_a_variable_of_one_name_are_not_compared(run: Run, tmp_path: Path) -> None:
-    """As u at 10 hPa, u10 where there is no wind at 10 m, and the wind at 10 m."""
+def test_a_level_and_a_surface_variable_of_one_name_are_not_compared(run: Run, tmp_path: Path) -> None:
+    """For example, u10 can be u at 10 hPa or the wind at a height of 10 m."""
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"])
     with xr.open_dataset(next((tmp_path / "other").glob("*.nc")), decode_times=False) as dataset:
-        flat = dataset.load().isel(level=0, drop=True).rename({"z": "z500"})
+        surface_dataset = dataset.load().isel(level=0, drop=True).rename({"z": "z500"})
     (tmp_path / "flat").mkdir()
-    flat.to_netcdf(tmp_path / "flat" / "forecast_2001-03-04T06.nc")
+    surface_dataset.to_netcdf(tmp_path / "flat" / "forecast_2001-03-04T06.nc")
     config = make_config(tmp_path, other_forecasts={"flat": str(tmp_path / "flat")})
     with pytest.raises(DataError, match="flat: z500 is a variable without levels there and z on a level in the data"):
         score_forecasts(config, run.reader, run.archive)
@@ -306,8 +303,8 @@ def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     assert not verification.spectra and np.isnan(verification.maps["sst", 1440][0]).sum() == 4
 
 
-def in_other_units(folder: Path, **units_by_name: tuple[str, float, float]) -> OtherForecastsConfig:
-    """Change units and values of all files of a forecast: variable -> units, scale and offset."""
+def convert_units(folder: Path, **units_by_name: tuple[str, float, float]) -> OtherForecastsConfig:
+    """Convert the variables in all files of a forecast: variable -> units, scale and offset."""
     for path in folder.glob("*.nc"):
         with netCDF4.Dataset(path, "a") as file:
             for name, (units, scale, offset) in units_by_name.items():
@@ -316,14 +313,14 @@ def in_other_units(folder: Path, **units_by_name: tuple[str, float, float]) -> O
     return OtherForecastsConfig(path=str(folder))
 
 
-def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have the scores of the same forecasts in the data's units, also where they have a part of the channels."""
+def test_other_forecasts_may_have_other_units(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores equal those of the same forecasts in the units of the data, also with some channels missing."""
     for name in ("same", "other"):
         options = {"variables": ["u", "v", "t2m"]}
         write_forecasts(tmp_path / name, run.reader, ["2001-03-04T06:00", "2001-03-07T12:00"], 1.5, **options)
     others = {
         "same": {"path": str(tmp_path / "same")},
-        "other": in_other_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("km h-1", 3.6, 0.0)).model_dump(),
+        "other": convert_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("km h-1", 3.6, 0.0)).model_dump(),
     }
     config = make_config(tmp_path, other_forecasts=others)
     verification = score_forecasts(config, run.reader, run.archive)
@@ -340,14 +337,14 @@ def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: p
         score_forecasts(config, run.reader, run.archive)
 
 
-def test_everything_that_does_not_fit_is_told_before_anything_is_read(run: Run, tmp_path: Path) -> None:
-    """Of two forecasts at once, and what no forecasts have in common."""
+def test_all_mismatches_are_reported_before_fields_are_read(run: Run, tmp_path: Path) -> None:
+    """One message has the problems of two forecasts and the missing common lead time."""
     reader = make_reader()
     times = ["2001-03-04T06:00", "2001-03-07T12:00"]
     for name, leads, variables in (("early", [360], ["z", "t2m"]), ("late", [720], ["u"])):
         write_forecasts(tmp_path / name, run.reader, times, 1.0, leads, variables=variables)
     write_forecasts(tmp_path / "winds", run.reader, times, 1.0, [360], variables=["z"])
-    early = in_other_units(tmp_path / "early", t2m=("Pa", 1.0, 0.0)).model_dump()
+    early = convert_units(tmp_path / "early", t2m=("Pa", 1.0, 0.0)).model_dump()
     config = make_config(tmp_path, other_forecasts={"early": early, "late": str(tmp_path / "late")})
     with pytest.raises(DataError) as caught:
         score_forecasts(config, reader, open_forecasts(tmp_path / "winds"))
@@ -356,15 +353,15 @@ def test_everything_that_does_not_fit_is_told_before_anything_is_read(run: Run, 
     assert f'other_forecasts.early: {tmp_path}/early: t2m is in "Pa" and cannot be converted' in message
     assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in message
     assert "there is no lead time in common" in message and f"{tmp_path}/late has 12 h" in message
-    nowhere = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
+    config_of_missing_files = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
     with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: contains no(.|\n)*/nowhere/b: contains"):
-        score_forecasts(nowhere, reader, run.archive)
+        score_forecasts(config_of_missing_files, reader, run.archive)
     with pytest.raises(ConfigError, match="verification.animate"):
         score_forecasts(make_config(tmp_path, animate=["z50"]), reader, run.archive)
     assert reader.reads == 0
 
 
-def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_message_states_the_scored_cases(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], variables=["z", "t2m"])
     with caplog.at_level(logging.INFO):
         score_forecasts(make_config(tmp_path, other_forecasts={"b": str(tmp_path / "other")}), run.reader, run.archive)
@@ -375,15 +372,15 @@ def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.L
     assert caplog.messages[0] == message
 
 
-def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:
+def test_mismatched_grids_times_and_units_are_refused(run: Run, tmp_path: Path) -> None:
     other = AnalyticReader(
         run.reader.channels, make_grid(10, 24), run.reader.calendar, run.reader.times, lambda *_: np.zeros(1)
     )
     with pytest.raises(DataError, match="its grid is not the grid of the data: 12 x 24|10 x 24"):
         score_forecasts(run.config, other, run.archive)
-    late = write_forecasts(tmp_path / "late", run.reader, ["2001-02-03"])
+    archive_without_truth = write_forecasts(tmp_path / "late", run.reader, ["2001-02-03"])
     with pytest.raises(DataError, match="of 1 initial times that all forecasts have, none has truth"):
-        score_forecasts(run.config, run.reader, late)
+        score_forecasts(run.config, run.reader, archive_without_truth)
     run.reader.attributes["t2m"] = {"units": "Pa"}
     try:
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""A climatology of WeatherBench 2's layout through the whole scoring of the sample, against its ACC by xarray."""
+"""Tests of scores with a climatology in the layout of WeatherBench 2, against its ACC computed with xarray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from credit.verify.table.table import ScoreTable
 
 NAMES = {"z": "geopotential", "t": "temperature", "t2m": "2m_temperature"}
 LEADS = [360, 1440]
-# over the end of February, in a leap year and in another
+# Forecasts around the end of February, in a leap year and in another year.
 STARTS = {
     "2000": ["2000-02-28T00:00", "2000-02-29T06:00", "2000-02-29T18:00"],
     "2001": ["2001-02-27T12:00", "2001-02-28T12:00"],
@@ -32,7 +32,7 @@ STARTS = {
 CHANNELS = ("z850", "z500", "t850", "t2m")
 
 
-def config_of(folder: Path, year: str, **verification: object) -> Config:
+def build_test_config(folder: Path, year: str, **verification: object) -> Config:
     train = ["2000-06-01", "2000-06-30"]
     splits = {"train": train, "valid": ["2001-05-01", "2001-05-03"], "test": [f"{year}-02-25", f"{year}-03-10"]}
     return build_config(
@@ -53,10 +53,10 @@ def config_of(folder: Path, year: str, **verification: object) -> Config:
 
 
 def write_climatology(path: Path, reader: StoreReader) -> xr.Dataset:
-    """Write the sample's first days of each hour, moved on from day to day, as WeatherBench 2 lays it out."""
+    """Write a climatology in the layout of WeatherBench 2: the first day of the sample, with daily changes."""
     grid = reader.grid
     rng = np.random.default_rng(0)
-    first = np.stack([reader.read(number) for number in range(4)]).astype(np.float64)
+    first_day = np.stack([reader.read(number) for number in range(4)]).astype(np.float64)
     drift = np.cos(2 * np.pi * np.arange(366) / 366) + 0.3 * rng.standard_normal(366)
     stored = {channel.name: number for number, channel in enumerate(reader.channels.time_varying_stored)}
     coords = {
@@ -66,7 +66,7 @@ def write_climatology(path: Path, reader: StoreReader) -> xr.Dataset:
     fields = {}
     for name, long_name in NAMES.items():
         levels = {"z": ["z500", "z850"], "t": ["t850", "t850"], "t2m": ["t2m"]}[name]
-        values = first[:, None, [stored[level] for level in levels]] * (1 + 1e-3 * drift)[None, :, None, None, None]
+        values = first_day[:, None, [stored[level] for level in levels]] * (1 + 1e-3 * drift)[None, :, None, None, None]
         values = values[..., ::-1, :].swapaxes(-1, -2).astype(np.float32)
         dims = ("hour", "dayofyear", "level", "longitude", "latitude")
         units = {"units": "m**2 s**-2" if name == "z" else "K"}
@@ -79,7 +79,7 @@ def write_climatology(path: Path, reader: StoreReader) -> xr.Dataset:
 
 @dataclass(frozen=True)
 class Sample:
-    """The sample, forecasts of it that are the truth of 18 hours before the valid time, and the file."""
+    """Data, forecasts and a climatology file; forecasts are the truth 18 hours before their valid time."""
 
     reader: StoreReader
     archives: dict[str, ForecastArchive]
@@ -91,7 +91,7 @@ class Sample:
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     folder = tmp_path_factory.mktemp("wb2")
-    reader = open_sources(config_of(folder, "2000").data)
+    reader = open_sources(build_test_config(folder, "2000").data)
     archives = {}
     for year, texts in STARTS.items():
         starts = [reader.calendar.parse(text) for text in texts]
@@ -105,19 +105,19 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_damping_samples() -> None:
+def limit_damping_samples() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "_DAMPING_SAMPLES", 3)
         yield
 
 
-def score(sample: Sample, year: str, **verification: object) -> ScoreTable:
+def score_sample(sample: Sample, year: str, **verification: object) -> ScoreTable:
     conf = {"climatology": {"method": "file", "path": str(sample.path), "rename": NAMES}, **verification}
-    return score_forecasts(config_of(sample.folder, year, **conf), sample.reader, sample.archives[year]).table
+    return score_forecasts(build_test_config(sample.folder, year, **conf), sample.reader, sample.archives[year]).table
 
 
-def labelled(sample: Sample, year: str, fields: np.ndarray, grid: LatLonGrid) -> xr.DataArray:
-    """Return (start, lead, channel, latitude, longitude) with the valid time."""
+def label_fields(sample: Sample, year: str, fields: np.ndarray, grid: LatLonGrid) -> xr.DataArray:
+    """Return fields (start, lead, channel, latitude, longitude) with coordinates and their valid time."""
     starts = np.array(STARTS[year], dtype="datetime64[ns]")
     valid = starts[:, None] + np.array(LEADS) * np.timedelta64(60, "s")
     coords = {"channel": list(CHANNELS), "latitude": grid.lat, "longitude": grid.lon}
@@ -127,30 +127,36 @@ def labelled(sample: Sample, year: str, fields: np.ndarray, grid: LatLonGrid) ->
     )  # fmt: skip
 
 
-def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[str, xr.DataArray]:
-    """Return metric -> (lead, channel), global, by WeatherBench 2's formulas; fields brought `onto` a grid first."""
+def compute_expected_scores(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[str, xr.DataArray]:
+    """Return metric -> global scores (lead, channel) by WeatherBench 2's formulas, after regridding `onto` a grid."""
     reader = sample.reader
     calendar = sample.reader.calendar
     starts = [calendar.parse(text) for text in STARTS[year]]
     truth, forecast = (
-        np.stack([[reader.read(reader.index_of(t + lead - back)) for lead in LEADS] for t in starts])
-        for back in (0, 1080)
+        np.stack([[reader.read(reader.index_of(t + lead - minutes_before)) for lead in LEADS] for t in starts])
+        for minutes_before in (0, 1080)
     )
-    when = labelled(sample, year, truth, reader.grid)["valid_time"]
-    now = sample.normal.sel(dayofyear=when.dt.dayofyear, hour=when.dt.hour).sortby("latitude", ascending=False)
-    parts = [now["geopotential"].sel(level=850), now["geopotential"].sel(level=500), now["temperature"].sel(level=850)]
-    parts.append(now["2m_temperature"])
+    valid_times = label_fields(sample, year, truth, reader.grid)["valid_time"]
+    climatology = sample.normal.sel(dayofyear=valid_times.dt.dayofyear, hour=valid_times.dt.hour).sortby(
+        "latitude", ascending=False
+    )
+    parts = [
+        climatology["geopotential"].sel(level=850),
+        climatology["geopotential"].sel(level=500),
+        climatology["temperature"].sel(level=850),
+    ]
+    parts.append(climatology["2m_temperature"])
     order = ("start", "lead", "latitude", "longitude")
     normal = np.stack([part.transpose(*order).values for part in parts], axis=2)
     grid = reader.grid
     if onto is not None:
         file_grid, _ = LatLonGrid.from_coords(sample.normal["latitude"].values, sample.normal["longitude"].values)
         normal = Regridder(file_grid, onto, "conservative").apply(normal)
-        bring = Regridder(reader.grid, onto, "conservative").apply
+        regrid = Regridder(reader.grid, onto, "conservative").apply
         grid = onto
-        truth = bring(truth)
-        forecast = bring(forecast)
-    truth, forecast, normal = (labelled(sample, year, field, grid) for field in (truth, forecast, normal))
+        truth = regrid(truth)
+        forecast = regrid(forecast)
+    truth, forecast, normal = (label_fields(sample, year, field, grid) for field in (truth, forecast, normal))
     edges = np.deg2rad(np.concatenate([[90.0], (grid.lat[1:] + grid.lat[:-1]) / 2, [-90.0]]))
     weights = truth["latitude"].copy(data=-np.diff(np.sin(edges)))
 
@@ -164,28 +170,31 @@ def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[
 
 
 @pytest.mark.parametrize("year", list(STARTS))
-def test_scores_are_those_of_weatherbench(sample: Sample, year: str) -> None:
-    table = score(sample, year)
-    wanted = expected(sample, year)
+def test_scores_equal_those_of_weatherbench_formulas(sample: Sample, year: str) -> None:
+    table = score_sample(sample, year)
+    expected_scores = compute_expected_scores(sample, year)
     for number, channel in enumerate(CHANNELS):
         acc = table.scores_by_lead("model", channel, "acc_wb2")
         rmse = table.scores_by_lead("climatology", channel)
-        np.testing.assert_allclose(acc, wanted["acc_wb2"][:, number], rtol=0, atol=1e-6, err_msg=channel)
-        np.testing.assert_allclose(rmse, wanted["climatology"][:, number], rtol=1e-6, err_msg=channel)
+        np.testing.assert_allclose(acc, expected_scores["acc_wb2"][:, number], rtol=0, atol=1e-6, err_msg=channel)
+        np.testing.assert_allclose(rmse, expected_scores["climatology"][:, number], rtol=1e-6, err_msg=channel)
     assert table.dataset.attrs["climatology"] == f"file {sample.path.name}"
-    assert 0.1 < abs(wanted["acc_wb2"]).min() < abs(wanted["acc_wb2"]).max() < 0.9999
+    assert 0.1 < abs(expected_scores["acc_wb2"]).min() < abs(expected_scores["acc_wb2"]).max() < 0.9999
 
 
-def test_the_day_matters(sample: Sample) -> None:
-    """A day off in the count of days would be seen in the test above."""
+def test_a_shift_of_the_climatology_by_one_day_changes_scores(sample: Sample) -> None:
+    """The test above therefore detects an error of one day in the day of the year."""
     moved = sample.normal.assign_coords(dayofyear=np.roll(np.arange(1, 367), 1)).sortby("dayofyear")
     other = Sample(sample.reader, sample.archives, sample.path, moved, sample.folder)
     for metric in ("acc_wb2", "climatology"):
-        assert (abs(expected(other, "2000")[metric] / expected(sample, "2000")[metric] - 1) > 1e-4).any()
+        assert (
+            abs(compute_expected_scores(other, "2000")[metric] / compute_expected_scores(sample, "2000")[metric] - 1)
+            > 1e-4
+        ).any()
 
 
-def test_another_grid_than_the_datas(sample: Sample, tmp_path: Path) -> None:
-    """Data on 32 x 64, a climatology that is not, and scores on a third grid."""
+def test_a_climatology_on_another_grid(sample: Sample, tmp_path: Path) -> None:
+    """Data have 32 x 64 cells, the climatology has fewer, and scores are on a third grid."""
     onto = LatLonGrid.equiangular(8, 16, False)
     coarse = LatLonGrid.equiangular(16, 32, False)
     fields = {}
@@ -204,14 +213,14 @@ def test_another_grid_than_the_datas(sample: Sample, tmp_path: Path) -> None:
     other = Sample(sample.reader, sample.archives, tmp_path / "coarse.nc", normal, sample.folder)
     grid = {"rows": 8, "columns": 16, "poles": False}
     for table, climatology_sample in (
-        (score(sample, "2001", grid=grid), sample),
-        (score(sample, "2001", grid=grid, **conf), other),
+        (score_sample(sample, "2001", grid=grid), sample),
+        (score_sample(sample, "2001", grid=grid, **conf), other),
     ):
-        wanted = expected(climatology_sample, "2001", onto)["acc_wb2"]
+        expected_scores = compute_expected_scores(climatology_sample, "2001", onto)["acc_wb2"]
         for number, channel in enumerate(CHANNELS):
             acc = table.scores_by_lead("model", channel, "acc_wb2")
-            np.testing.assert_allclose(acc, wanted[:, number], rtol=0, atol=1e-6, err_msg=channel)
+            np.testing.assert_allclose(acc, expected_scores[:, number], rtol=0, atol=1e-6, err_msg=channel)
     with pytest.raises(
         DataError, match="coarse.nc: its grid is not the grid of the data: 32 x 64 .* verification.grid"
     ):
-        score(sample, "2001", **conf)
+        score_sample(sample, "2001", **conf)

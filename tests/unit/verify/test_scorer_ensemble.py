@@ -1,4 +1,4 @@
-"""An ensemble of known members through the whole verification."""
+"""Tests of the verification of an ensemble whose members have known errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from credit.verify.table.table import ScoreTable
 from credit.verify.verification import verify_forecasts
 from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
 
-# the truth plus these everywhere: mean 1, variance 4, so spread/skill = sqrt(4/3 * 4 / 1)
+# Members are the truth plus these errors: mean 1, variance 4, so spread/skill = sqrt(4/3 * 4 / 1).
 MEMBER_ERRORS = np.array([-1.0, 1.0, 3.0])
 INITIAL = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
 
 
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreTable, Path]:
-    """The ensemble is the model; the single forecasts of `run` are another forecast."""
+    """Verify an ensemble as the model, and the single forecasts of `run` as another forecast."""
     folder = tmp_path_factory.mktemp("ensemble")
     reader = make_reader()
     starts = [reader.calendar.parse(text) for text in INITIAL]
@@ -61,34 +61,34 @@ def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:
     np.testing.assert_allclose(ranks, np.broadcast_to([0, 1, 0, 0], ranks.shape), atol=1e-12)
 
 
-def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTable, Path]) -> None:
+def test_members_and_forcing_of_each_forecast_are_written(ensemble: tuple[ScoreTable, Path]) -> None:
     table, folder = ensemble
     with open(folder / "scores.csv", newline="") as handle:
-        written = {(row["forecast"], row["members"], row["prescribed_forcing"]) for row in csv.DictReader(handle)}
+        csv_facts = {(row["forecast"], row["members"], row["prescribed_forcing"]) for row in csv.DictReader(handle)}
     baselines = {(name, "1", "none") for name in ("persistence", "damped_persistence", "climatology")}
-    assert written == {("model", "3", "none"), ("single", "1", "sst")} | baselines
+    assert csv_facts == {("model", "3", "none"), ("single", "1", "sst")} | baselines
     with xr.open_dataset(folder / "scores.nc") as scores:
         assert scores["members"].sel(forecast=["model", "single"]).values.tolist() == [3, 1]
         assert scores["forcing"].sel(forecast="single") == "sst: observed; sin_year: computed"
         assert scores["ensemble"].sel(forecast="model") == "3 members; made up"
         assert scores["weights"].sel(forecast="model") == "0a1b2c3d"
-    lacking, forcing, members = table.warnings()
-    assert lacking.startswith("9 of 12 lead times that inference requests")
-    assert forcing.startswith("Prescribed forcing of single: sst was read from the analysis")
-    assert members.startswith("Unequal numbers of members: waves 3, single 1.")
-    assert format_summary(table, "single").endswith(f"{forcing}\n{members}")
+    lead_warning, forcing_warning, members_warning = table.warnings()
+    assert lead_warning.startswith("9 of 12 lead times that inference requests")
+    assert forcing_warning.startswith("Prescribed forcing of single: sst was read from the analysis")
+    assert members_warning.startswith("Unequal numbers of members: waves 3, single 1.")
+    assert format_summary(table, "single").endswith(f"{forcing_warning}\n{members_warning}")
     page = (folder / "report.html").read_text()
     facts = "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"
-    for words in (lacking, forcing, members, *facts):
+    for words in (lead_warning, forcing_warning, members_warning, *facts):
         assert words in page, words
 
 
-def test_what_files_of_another_program_do_not_tell_is_unknown() -> None:
+def test_facts_missing_in_files_of_another_program_are_unknown() -> None:
     attributes = describe_forecasts({"ifs": 1, "climatology": 1}, {"ifs": {"source": "elsewhere"}})
     assert attributes["forcing"] == attributes["prescribed_forcing"] == ["unknown", "none"]
 
 
-def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[ScoreTable, Path]) -> None:
+def test_crps_of_a_single_forecast_is_its_absolute_error(ensemble: tuple[ScoreTable, Path]) -> None:
     table, _ = ensemble
     for name in ("single", "persistence", "climatology"):
         assert table.score(name, "z500", 24, "crps") == table.score(name, "z500", 24, "mae")
@@ -97,7 +97,7 @@ def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[Sco
 
 
 def test_wind_has_the_energy_score(ensemble: tuple[ScoreTable, Path]) -> None:
-    """Both components have the same errors, so every length is the root of 2 times the scalar's."""
+    """Both components have the same errors, so the length of a vector is sqrt(2) times the scalar."""
     table, folder = ensemble
     with open(folder / "scores.csv", newline="") as handle:
         rows = [row for row in csv.DictReader(handle) if row["variable"] == "wind" and row["forecast"] == "model"]
@@ -121,7 +121,7 @@ def test_figures_and_maps_show_the_spread(ensemble: tuple[ScoreTable, Path]) -> 
 
 
 def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, Path]) -> None:
-    """Members are wrong in cells that lie less than their error from 290; the single forecast, too warm by 3, too."""
+    """A forecast is wrong in cells whose distance from 290 is less than its error, which is 3 for the single one."""
     table, _ = ensemble
     reader = make_reader()
     area = make_reader().grid.area_weights()

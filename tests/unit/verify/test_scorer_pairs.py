@@ -1,4 +1,4 @@
-"""Comparison of each pair of forecasts in one verification."""
+"""Tests of `verification.all_pairs`, the comparison of each pair of forecasts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from credit.verify.verification import verify_forecasts
 from tests.unit.verify.conftest import Run, make_config, write_forecasts
 
 INITIAL_TIMES = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
-# Attributes that differ because the verifications have other names.
+# Attributes that differ because the verifications have different names.
 NAMES = ("title", "experiment")
 
 
-def test_tables_of_pairs_are_those_of_verifications_of_each_forecast(run: Run, tmp_path: Path) -> None:
+def test_tables_of_pairs_equal_separate_verifications(run: Run, tmp_path: Path) -> None:
     archives = {}
     for name, error in {"b": 1.0, "c": 2.5, "d": 0.5}.items():
         archives[name] = write_forecasts(tmp_path / name, run.reader, INITIAL_TIMES, error)
@@ -26,11 +26,11 @@ def test_tables_of_pairs_are_those_of_verifications_of_each_forecast(run: Run, t
     assert sorted(path.name for path in (tmp_path / "run" / "pairs").iterdir()) == ["b", "c", "d"]
 
     for position, name in enumerate(archives):
-        later = {other: paths[other] for other in list(archives)[position + 1 :]}
-        config = make_config(tmp_path / "run", other_forecasts=later, draw_figures=False)
+        later_forecasts = {other: paths[other] for other in list(archives)[position + 1 :]}
+        config = make_config(tmp_path / "run", other_forecasts=later_forecasts, draw_figures=False)
         table = verify_forecasts(config, run.reader, archives[name], tmp_path / f"of_{name}")
         with xr.open_dataset(tmp_path / "run" / "pairs" / name / "scores.nc") as dataset:
-            assert dataset["reference"].values.tolist() == ["best_baseline", *later]
+            assert dataset["reference"].values.tolist() == ["best_baseline", *later_forecasts]
             expected = table.dataset.assign_attrs({key: dataset.attrs[key] for key in NAMES})
             xr.testing.assert_allclose(dataset.drop_attrs(deep=True), expected.drop_attrs(deep=True), rtol=1e-6)
             assert dataset.attrs["experiment"] == name

@@ -1,4 +1,4 @@
-"""What a verification leaves in the run's folder."""
+"""Tests of the files that a verification writes: scores, figures and report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.verify.conftest import MODEL_ERROR, Run
 def table(run: Run) -> ScoreTable:
     rows = [{"step": step, "epoch": 0, "loss": 1.0 / step} for step in range(1, 61)]
     rows.insert(30, {"step": 30, "valid": {"loss": 0.05, "rmse/z500/6h": 1.0}})
-    text = "\n".join(json.dumps(row) for row in rows) + '\n{"step": 61, "lo'  # torn by a crash
+    text = "\n".join(json.dumps(row) for row in rows) + '\n{"step": 61, "lo'  # cut off by a crash
     (run.folder / "metrics.jsonl").write_text(text)
     (run.folder / "figures").mkdir()
     for name in ("ranks.png", "scorecard_1.png", "maps_q700.png", "animation_z500.gif", "early_rmse.png"):
@@ -36,7 +36,7 @@ def table(run: Run) -> ScoreTable:
     return verify_forecasts(run.config, run.reader, run.archive, run.folder)
 
 
-def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> None:
+def test_folder_has_all_files_and_no_others(run: Run, table: ScoreTable) -> None:
     assert {path.name for path in run.folder.iterdir()} == {
         "forecasts", "metrics.jsonl", "scores.nc", "scores.csv", "figures", "report.html",
     }  # fmt: skip
@@ -53,10 +53,10 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
     assert tuple(rows[0]) == CSV_COLUMNS
     assert {row["forecast"] for row in rows} == {"model", "persistence", "damped_persistence", "climatology"}
 
-    def find(**wanted: str) -> list[dict[str, str]]:
-        return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    def select_rows(**conditions: str) -> list[dict[str, str]]:
+        return [row for row in rows if all(row[key] == value for key, value in conditions.items())]
 
-    (row,) = find(forecast="model", variable="z", region="global", season="all", lead_hours="24", metric="rmse")
+    (row,) = select_rows(forecast="model", variable="z", region="global", season="all", lead_hours="24", metric="rmse")
     assert float(row["value"]) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert (row["level"], row["level_units"], row["units"]) == ("500", "hPa", "m2 s-2")
     assert (row["n_cases"], row["low"], row["high"], row["n_blocks"]) == ("3", "", "", "1")
@@ -66,19 +66,21 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
         "last_case": "2001-03-07T12:00", "initial_hours": "00:00 06:00 12:00",
         "climatology": "1 annual harmonic, 2000-01-01 to 2000-12-31",
     }  # fmt: skip
-    (row,) = find(forecast="persistence", variable="t2m", region="tropics", season="all", lead_hours="6", metric="acc")
+    (row,) = select_rows(
+        forecast="persistence", variable="t2m", region="tropics", season="all", lead_hours="6", metric="acc"
+    )
     assert (row["level"], row["level_units"], row["units"]) == ("", "", "1")
     wind = {"forecast": "model", "variable": "wind", "region": "global", "season": "MAM", "lead_hours": "6"}
-    (row,) = find(**wind, metric="wind_vector_rmse")
+    (row,) = select_rows(**wind, metric="wind_vector_rmse")
     assert (row["level"], row["units"]) == ("500", "m s-1")
-    (row,) = find(**wind, metric="wind_vector_activity_ratio")
+    (row,) = select_rows(**wind, metric="wind_vector_activity_ratio")
     assert row["units"] == "1"
     assert {row["season"] for row in rows} == {"all", "MAM"}
-    assert not find(forecast="climatology", metric="acc")
-    assert not find(lead_hours="0")
-    # 12 x 24 cells resolve 8 waves
-    assert {row["event"] for row in find(metric="short_wave_power")} == {"total wavenumbers 7 to 8"}
-    assert {row["event"] for row in find(metric="rmse")} == {""}
+    assert not select_rows(forecast="climatology", metric="acc")
+    assert not select_rows(lead_hours="0")
+    # A grid of 12 x 24 cells resolves 8 wavenumbers.
+    assert {row["event"] for row in select_rows(metric="short_wave_power")} == {"total wavenumbers 7 to 8"}
+    assert {row["event"] for row in select_rows(metric="rmse")} == {""}
 
 
 def test_scores_nc(run: Run, table: ScoreTable) -> None:
@@ -104,34 +106,34 @@ def test_scores_nc(run: Run, table: ScoreTable) -> None:
         assert dataset["lead"].values.tolist() == [6.0, 12.0, 24.0]
 
 
-def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTable) -> None:
+def test_report_is_one_file_with_all_facts(run: Run, table: ScoreTable) -> None:
     text = (run.folder / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', text)
-    assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
+    assert text.count("data:image/png;base64,") == 11  # The page itself draws the curves and the scorecard.
     assert text.count("data:image/gif;base64,") == 1
-    for wanted in (
+    for expected_text in (
         "Prescribed forcing of waves: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
         "marked as significant with at least 20 blocks, so no difference is marked.", "the scores acc_wb2",
         "total wavenumbers 7 to 8,",
     ):  # fmt: skip
-        assert wanted in text, wanted
+        assert expected_text in text, expected_text
 
 
-def test_hours_are_ticked_as_a_day_is_divided(table: ScoreTable) -> None:
+def test_ticks_of_hours_divide_a_day_evenly(table: ScoreTable) -> None:
     assert table.lead_hours[-1] <= 48
     axis = plot_skill(table, ["t2m"]).axes[-1]
-    shown = [tick for tick in axis.get_xticks() if 0 <= tick <= table.lead_hours[-1]]
-    assert len(shown) > 3
-    assert all(24 % step == 0 for step in np.diff(shown))
+    tick_hours = [tick for tick in axis.get_xticks() if 0 <= tick <= table.lead_hours[-1]]
+    assert len(tick_hours) > 3
+    assert all(24 % step == 0 for step in np.diff(tick_hours))
 
 
-def test_the_terminals_table(table: ScoreTable) -> None:
+def test_summary_for_the_terminal(table: ScoreTable) -> None:
     lines = format_summary(table).splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
-    assert line.split()[-1] == "-"  # three cases tell nothing of significance
+    assert line.split()[-1] == "-"  # Three cases are too few for a test of significance.
     assert lines[-3].startswith("The initial times make 1 block, each at least 5 days long")
     assert "marked as significant with at least 20 blocks" in lines[-3]
     assert lines[-2].startswith("9 of 12 lead times that inference requests")
@@ -141,39 +143,39 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)
 
 
-def test_a_folder_that_cannot_be_written(run: Run, table: ScoreTable, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(run: Run, table: ScoreTable, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CreditError, match="cannot be written"):
         verify_forecasts(run.config, run.reader, run.archive, tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["scores.nc", "scores.csv", "report.html"])
-def test_a_full_disk_leaves_the_last_verification_whole(run: Run, table: ScoreTable, name: str) -> None:
-    written = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+def test_full_disk_keeps_the_files_of_the_last_verification(run: Run, table: ScoreTable, name: str) -> None:
+    files_before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # they are written in the order of their sizes
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[run.folder / name]) - 1, hard))
+    # Files are written in the order of their sizes, so the named file is the first that exceeds the limit.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(files_before[run.folder / name]) - 1, hard))
     try:
         with pytest.raises(CreditError, match=rf"{name}: cannot be written"):
             verify_forecasts(run.config, run.reader, run.archive, run.folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == written
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == files_before
 
 
-def test_sources_speak_for_themselves(shared_data: Path, run: Run) -> None:
+def test_the_report_has_notes_of_the_source_files(shared_data: Path, run: Run) -> None:
     raw = run.config.data.model_dump()
     raw["sources"] = [{"path": str(shared_data / "speedy" / "*.nc")}]
     notes = describe_data(type(run.config.data).model_validate(raw))
     assert any("SIMULATED data, not observations" in note for note in notes)
-    assert describe_data(run.config.data) == []  # its file is not there
+    assert describe_data(run.config.data) == []  # The source file does not exist.
 
 
-def test_no_training_log(tmp_path: Path) -> None:
+def test_a_missing_training_log_is_none(tmp_path: Path) -> None:
     assert read_training_log(tmp_path / "metrics.jsonl") is None
 
 
-def test_steps_that_went_wrong_are_not_in_the_training_log(tmp_path: Path) -> None:
+def test_the_training_log_has_finite_losses_only(tmp_path: Path) -> None:
     rows = '{"step": 1, "loss": 0.5}\n{"step": 1, "valid": {"loss": null}}\n{"step": 2, "loss": null}\n'
     (tmp_path / "metrics.jsonl").write_text(rows + '{"step": 2, "valid": {"loss": NaN}}\n{"step": 3, "lo')
     log = read_training_log(tmp_path / "metrics.jsonl")
@@ -192,10 +194,10 @@ def test_steps_that_went_wrong_are_not_in_the_training_log(tmp_path: Path) -> No
         ("1", 1, "1"),
     ],
 )
-def test_units_are_set_with_exponents(units: str, power: int, expected: str) -> None:
+def test_units_are_formatted_with_exponents(units: str, power: int, expected: str) -> None:
     assert format_units(units, power) == expected
 
 
-def test_matplotlib_stays_out_of_the_commands() -> None:
+def test_commands_do_not_import_matplotlib() -> None:
     code = "import sys, credit.verify.verification, credit.cli.verify; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

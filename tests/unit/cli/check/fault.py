@@ -1,4 +1,4 @@
-"""Description of a fault that ``credit check`` must find."""
+"""Description of a fault that ``credit check`` must report."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and the error message that the command must print.
+    """Fault and the error message that the command must print.
 
     Attributes:
-        name: what is wrong, as the id of the test.
+        name: description of the fault, used as the id of the test.
         words: parts of one error message.
         overrides: overrides of the config; paths are relative to the world's folder.
-        spoil: function that changes files of the world; its argument is the folder.
+        spoil: function that introduces the fault into the files of a folder.
         needs: ``store`` for a world with a complete store, ``run`` for one with a run of two steps, empty for neither.
         arguments: further arguments of the command.
         environ: environment variables to set.
         free: free bytes of every disk, None for the real number.
-        absent: name of a module that is made to look as if it were not installed.
+        absent: name of a module whose import must fail, as if it were not installed.
         count: number of errors that the fault causes.
     """
 

@@ -1,4 +1,4 @@
-"""Faults that ``credit_check`` must find, each with the words that its message must hold."""
+"""Faults that ``credit check`` must report, each with parts of its message."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from tests.unit.cli.check.fault import Fault
 from tests.unit.cli.check.faults_forecasts import FORECASTS
 from tests.unit.cli.world import (
     COLUMNS,
-    change_a_source,
-    change_meta,
+    change_source,
+    change_store_attributes,
     coarsen_second_file,
     cut_to_hemisphere,
-    damage_a_chunk,
     damage_checkpoints,
+    damage_chunk,
     drop_variables,
     hours_of_file,
-    lose_a_chunk,
     make_fields,
     make_files_overlap,
+    make_static_with_time,
+    make_t2m_in_celsius,
+    make_uniform_t2m,
     put_value,
+    remove_chunk,
     remove_last_manifest,
     rewrite_both_files,
     rewrite_file,
-    static_with_time,
-    t2m_in_celsius,
     truncate_second_file,
-    uniform_t2m,
     write_data_file,
     write_failing_objective,
     write_failing_postprocess,
@@ -45,8 +45,8 @@ STORE = "data.store=store.zarr"
 SEEDED = ("plugins=[seeded_model]", "model={type: seeded}")
 
 
-def disk(free: int) -> SimpleNamespace:
-    """Return what `shutil.disk_usage` would."""
+def build_disk_usage(free: int) -> SimpleNamespace:
+    """Return a result of `shutil.disk_usage` with `free` bytes."""
     return SimpleNamespace(total=10**15, used=0, free=free)
 
 
@@ -122,9 +122,9 @@ FILES = [
           spoil=put_value("sst", (7, 0, 0), np.nan)),
     Fault("a static field with missing values", ["ground", "missing"], spoil=rewrite_both_files(lambda file: {
           "ground": np.where(np.arange(COLUMNS) < 3, np.nan, make_fields()["ground"]).astype(np.float32)})),
-    Fault("a static field that moves", ["ground", "varies in time"], spoil=rewrite_both_files(static_with_time)),
+    Fault("a static field that moves", ["ground", "varies in time"], spoil=rewrite_both_files(make_static_with_time)),
     Fault("Celsius called Kelvin", ["data_1.nc: t2m at", "the limits of temperature in K"],
-          spoil=rewrite_both_files(t2m_in_celsius)),
+          spoil=rewrite_both_files(make_t2m_in_celsius)),
     Fault("a temperature in Pa", ["t2m", '"Pa"', "temperature"],
           spoil=rewrite_both_files(attributes={"t2m": {"units": "Pa"}})),
     Fault("a height called geopotential", ["z, level 500 at", "the limits of geopotential in m2 s-2"],
@@ -132,7 +132,7 @@ FILES = [
           spoil=rewrite_both_files(
               lambda file: {"z": make_fields()["t"] * 0.1 + np.array([5500, 1500], np.float32)[:, None, None]},
               attributes={"z": {"units": "m2 s-2", "standard_name": "geopotential"}})),
-    Fault("an output that never changes", ["t2m: one value everywhere"], spoil=rewrite_both_files(uniform_t2m)),
+    Fault("an output that never changes", ["t2m: one value everywhere"], spoil=rewrite_both_files(make_uniform_t2m)),
     Fault("a sum over another interval", ["data.variable_options.t2m.temporal", "24h"],
           ["data.variable_options.t2m.temporal=accumulate", "data.timestep=6h"],
           spoil=lambda folder: [write_data_file(folder, file, hours=[24 * n for n in range(20 * file - 20, 20 * file)])
@@ -170,25 +170,25 @@ STORES = [
     Fault("a store of other sources", ["data.store", "data.sources"],
           [STORE, "data.sources.0.path=[data_1.nc, data_2.nc]"], needs="store"),
     Fault("an unfinished store", ["data.store", "not complete"], [STORE], needs="store",
-          spoil=change_meta("credit", lambda meta: meta.update(complete=False))),
+          spoil=change_store_attributes("credit", lambda meta: meta.update(complete=False))),
     Fault("statistics of another period", ["data.store", "statistics", "credit preprocess"],
           [STORE, "data.splits.train=['2000-01-01', '2000-01-03']"], needs="store"),
     Fault("a store without a period", ["data.store", "but data.splits need"],
           [STORE, "data.splits.test=['2000-01-08', '2000-01-10']"], needs="store"),
     Fault("a store of another version", ["data.store", "format 0"], [STORE], needs="store",
-          spoil=change_meta("credit", lambda meta: meta.update(format=0))),
+          spoil=change_store_attributes("credit", lambda meta: meta.update(format=0))),
     Fault("a store with a lost field", ["store.zarr", "2000-01-01T00:00", "lost", "run credit preprocess CONFIG"],
-          [STORE], needs="store", spoil=lose_a_chunk),
+          [STORE], needs="store", spoil=remove_chunk),
     Fault("a store with a lost field that no sample of the check needs", ["2000-01-02T06:00", "lost"], [STORE],
-          needs="store", spoil=lambda folder: lose_a_chunk(folder, 5)),
+          needs="store", spoil=lambda folder: remove_chunk(folder, 5)),
     Fault("a store with a damaged field", ["2000-01-02T06:00", "checksum", "credit preprocess CONFIG --deep"], [STORE],
-          needs="store", spoil=lambda folder: damage_a_chunk(folder, 5), arguments=["--deep"]),
+          needs="store", spoil=lambda folder: damage_chunk(folder, 5), arguments=["--deep"]),
     Fault("a store whose static fields are lost", ["static_fields", "lost", "credit preprocess"], [STORE],
           needs="store", spoil=lambda folder: shutil.rmtree(folder / "store.zarr" / "static_fields" / "c")),
     Fault("a store whose description is lost", ["fields", "zarr.json", "restore"], [STORE],
           needs="store", spoil=lambda folder: (folder / "store.zarr" / "fields" / "zarr.json").unlink()),
     Fault("a source that changed after the store was written", ["data_2.nc", "--redo-changed"], [STORE],
-          needs="store", spoil=change_a_source),
+          needs="store", spoil=change_source),
     Fault("two sources that overlap in time", ["data.sources 0 and 1", "2000-01-05T18:00", "period"],
           ["data.sources=[{path: data_1.nc}, {path: data_2.nc}]"], spoil=make_files_overlap),
     Fault("a folder that is no store", ["data.store", "not a training store"], ["data.store=."]),
@@ -308,7 +308,7 @@ FOLDERS = [
           write_file(folder / f"data_{file}.nc", {n: v[..., ::2] for n, v in make_fields(seed=10 * file).items()},
                      hours_of_file(file), levels=[500, 850]) for file in (1, 2)]),
     Fault("a checkpoint of other units", ["step_00000002", "degC"], needs="run", spoil=rewrite_both_files(
-          t2m_in_celsius, attributes={"t2m": {"units": "degC"}})),
+          make_t2m_in_celsius, attributes={"t2m": {"units": "degC"}})),
     Fault("a checkpoint of another global batch", ["2 samples per step", "cannot be divided equally among 3 ranks"],
           ["trainer.parallelism.replicate=3"], needs="run"),
     Fault("a damaged newest checkpoint", ["step_00000002", "checksum", "start from", "step_00000001"], needs="run",
@@ -333,11 +333,11 @@ TIMES = [
 FAULTS = [*KEYS, *FILES, *SPLITTING, *FORECASTS, *STORES, *MODELS, *TRAINING, *RANKS, *FOLDERS, *TIMES]
 
 
-def patch(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed what is no file: environment, disks, what is installed."""
+def patch_environment(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Introduce the parts of a fault that are not files: environment variables, disk space, missing modules."""
     for name, value in fault.environ.items():
         monkeypatch.setenv(name, value)
     if fault.free is not None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: disk(fault.free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: build_disk_usage(fault.free))
     if fault.absent:
         monkeypatch.setitem(sys.modules, fault.absent, None)

@@ -1,4 +1,4 @@
-"""Faults of forecasts and of their verification."""
+"""Faults of forecasts and their verification that `credit check` must report."""
 
 from __future__ import annotations
 

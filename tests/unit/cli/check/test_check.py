@@ -1,4 +1,4 @@
-"""``credit check``: it finds every fault, and reports nothing where all is well."""
+"""``credit check`` reports every fault, and reports no problem without faults."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from credit.data.sources.source_reader import open_sources
 from credit.forecast.objectives.ensemble import EnsembleRollout
 from credit.train.build.dry_run import build_placeholder_assets, try_step
 from tests.unit.cli.check.fault import Fault
-from tests.unit.cli.check.faults import FAULTS, SEEDED, patch
-from tests.unit.cli.world import hours_of_file, lose_a_chunk, write_model_plugin, write_other_forecasts
+from tests.unit.cli.check.faults import FAULTS, SEEDED, patch_environment
+from tests.unit.cli.world import hours_of_file, remove_chunk, write_model_plugin, write_other_forecasts
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 CONFIGS = sorted((Path(__file__).parents[4] / "config").glob("*.yml"))
@@ -36,7 +36,7 @@ def run_check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     # The notes come first, then the errors and warnings, each from its own level to the next.
     notes, *blocks = re.split(r"^(?=ERROR: |WARNING: )", capsys.readouterr().out, flags=re.MULTILINE)
     if blocks:
-        # The last line is the count.
+        # The last line has the number of errors and warnings.
         blocks[-1], _, count = blocks[-1].rstrip("\n").rpartition("\n")
         assert re.fullmatch(r"\d+ errors?, \d+ warnings?", count)
     errors = [block.removeprefix("ERROR: ") for block in blocks if block.startswith("ERROR: ")]
@@ -56,20 +56,20 @@ def test_each_fault_is_found(
     shutil.copytree(worlds(fault.needs), tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     fault.spoil(tmp_path)
-    patch(fault, monkeypatch)
+    patch_environment(fault, monkeypatch)
     status, errors, _ = run_check(capsys, *fault.overrides, *fault.arguments)
     assert status == 2
     assert any(all(word in error for word in fault.words) for error in errors), errors
     assert len(errors) == fault.count, errors
 
 
-def test_the_list_is_long_and_without_repetition() -> None:
+def test_fault_names_are_unique() -> None:
     assert len(FAULTS) > 100
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
 @pytest.mark.parametrize("needs", ["", "store", "run"])
-def test_no_alarm_without_a_fault(
+def test_no_problem_without_fault(
     needs: str,
     tmp_path: Path,
     worlds: Callable[[str], Path],
@@ -88,11 +88,11 @@ def test_no_alarm_without_a_fault(
     assert ("store: store.zarr is complete" in output) == (needs == "store")
     assert ("the run begins with run/checkpoints/step_00000002, step 2" in output) == (needs == "run")
     assert ("no steps remain" in output) == (needs == "run")
-    # Nothing is written.
+    # The command does not change files.
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == times_before
 
 
-def test_no_alarm_over_forecasts_that_can_be_scored(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_problem_with_valid_other_forecasts(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_other_forecasts()(world)
     status, errors, output = run_check(capsys, "verification.other_forecasts={ifs: others.zarr}")
     assert (status, errors) == (0, [])
@@ -109,11 +109,11 @@ def test_no_alarm_over_forecasts_that_can_be_scored(world: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_no_false_alarm_on_the_configs(
+def test_no_problem_in_starter_configs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = path.read_text(encoding="utf-8")
-    # Environment variables in paths name data sets, of which only some exist here.
+    # Environment variables in paths refer to data sets, of which only some exist on this machine.
     shared_folders = {"SPEEDY": "speedy", "GFS_WIND": "gfs_wind10m"}
     has_data = path.stem == "quickstart"
     for name in re.findall(r"\$\{?(\w+)", text):
@@ -126,7 +126,7 @@ def test_no_false_alarm_on_the_configs(
     if "store:" in text:
         overrides.append(f"data.store={tmp_path}/store.zarr")
     if "resume:" in text:
-        # The weights of the run that this config fine-tunes do not exist here.
+        # The run whose weights this config fine-tunes does not exist on this machine.
         overrides.append("trainer.resume=auto")
     config = load_config(path, overrides)
     report = CheckReport()
@@ -135,7 +135,7 @@ def test_no_false_alarm_on_the_configs(
     if has_data:
         assert errors == []
     else:
-        # The only errors are those of the sources, which do not exist or need a package of the extra cloud.
+        # The only errors are those of sources that do not exist or need a package of the extra cloud.
         assert [error for error in errors if not re.match(r"(data\.sources\.\d\.path|gs://\S+): ", error)] == []
         assert len(errors) == len(config.data.sources)
 
@@ -156,12 +156,12 @@ def test_problems_of_every_kind_at_once(world: Path, capsys: pytest.CaptureFixtu
     expected = ("t has no level 700", '"t2n" is in no file', "data.split_gap", "model.local_window_size",
                 "rmse/z500/6h", "loss.weights", "/nowhere", "save_loc")  # fmt: skip
     assert status == 2
-    for words in expected:
-        assert sum(words in error for error in errors) == 1, (words, errors)
+    for message in expected:
+        assert sum(message in error for error in errors) == 1, (message, errors)
     assert len(errors) == len(expected)
 
 
-def test_what_a_source_gives_and_a_file_that_gives_nothing(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_describes_sources_and_unused_files(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours_of_file(1))
     status, errors, output = run_check(capsys)
     assert (status, errors) == (0, [])
@@ -171,13 +171,13 @@ def test_what_a_source_gives_and_a_file_that_gives_nothing(world: Path, capsys: 
     assert re.search(f"^WARNING: .*{re.escape(warning)}", output, flags=re.MULTILINE)
 
 
-def test_a_store_with_a_lost_chunk_is_not_trained_on_until_it_is_mended(
+def test_training_on_store_with_lost_chunk_is_refused_until_repaired(
     tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The chunk is of the test period, which no training step reads."""
+    """Training is refused although the lost chunk is in the test period, which no training step reads."""
     shutil.copytree(worlds("store"), tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    lose_a_chunk(tmp_path, 30)
+    remove_chunk(tmp_path, 30)
     arguments = ["config.yml", "data.store=store.zarr", "trainer.max_steps=1"]
     assert main._run_command("train", arguments, "credit train") == 2
     assert "1 of 32 times are lost or damaged, the first is 2000-01-08T12:00" in capsys.readouterr().err
@@ -187,7 +187,7 @@ def test_a_store_with_a_lost_chunk_is_not_trained_on_until_it_is_mended(
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
-def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> None:
+def test_estimated_checkpoint_size_is_exact(worlds: Callable[[str], Path]) -> None:
     with chdir(worlds("run")):
         config = load_config("config.yml")
         reader = open_sources(config.data)
@@ -202,7 +202,7 @@ def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> Non
 
 
 def test_recomputed_steps_with_checkpointed_blocks(world: Path) -> None:
-    # Without `residual`, the last tensor that a recomputation needs is one of the network, where torch ends it.
+    # Without `residual`, the last tensor that a recomputation needs is in the network, where torch stops recomputing.
     overrides = ["model.residual=false", "data.forecast_len=2", "trainer.recompute_steps=true"]
     config = load_config("config.yml", [*overrides, "trainer.activation_checkpoint=true"])
     reader = open_sources(config.data)
@@ -210,7 +210,7 @@ def test_recomputed_steps_with_checkpointed_blocks(world: Path) -> None:
     assert try_step(config, assets).skip_reason == ""
 
 
-def test_a_model_that_needs_values_is_no_problem(
+def test_model_that_needs_values_is_skipped_without_error(
     world: Path, plugins: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model_plugin("y = y if y.isfinite().all() else y * 0")(world)
@@ -219,8 +219,8 @@ def test_a_model_that_needs_values_is_no_problem(
     assert "could not be tried without values" in output
 
 
-def test_members_one_by_one(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dry run computes the members as training does, here in two chunks."""
+def test_members_in_chunks(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dry run computes the members in the same way as training: in two chunks."""
     overrides = ["model.noise=global", "loss={kind: crps}", "trainer.members=3", "trainer.members_at_once=2"]
     chunks = []
     rollout = EnsembleRollout._rollout
@@ -232,7 +232,7 @@ def test_members_one_by_one(world: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(EnsembleRollout, "_rollout", record_chunk)
     status, errors, output = run_check(capsys, *overrides)
     assert (status, errors) == (0, []) and "could not be tried" not in output
-    # All at once, then the first chunk without a graph, the last one, and the first one again.
+    # The calls are: all members, the first chunk without graph, the last chunk, and the first chunk again.
     assert chunks == [(3, True), (1, False), (2, True), (1, True)]
 
 
@@ -245,7 +245,7 @@ def test_cuda_graphs(world: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert status == 2 and "works on one rank only, but the run has 2" in " ".join(errors)
 
 
-def test_ranks_that_fit(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_number_of_ranks(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["trainer.parallelism.tensor=2", "trainer.amp=true", "trainer.activation_checkpoint=true"]
     status, errors, output = run_check(capsys, *overrides, "--world-size", "4")
     assert (status, errors) == (0, []), errors
@@ -254,7 +254,7 @@ def test_ranks_that_fit(world: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not dist.is_initialized()
 
 
-def test_one_rank_of_many_checks(
+def test_other_ranks_print_nothing(
     world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
@@ -262,7 +262,7 @@ def test_one_rank_of_many_checks(
     assert run_check(capsys, "data.levels=[1]") == (0, [], "")
 
 
-def test_a_number_of_ranks_that_is_none(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_ranks_are_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main._run_command("check", ["config.yml", "--world-size", "0"], "credit_check") == 2
     assert "--world-size: 0" in capsys.readouterr().err
 
@@ -274,8 +274,8 @@ def test_a_save_loc_without_permission(world: Path, capsys: pytest.CaptureFixtur
     assert status == 2 and "cannot be written" in errors[0]
 
 
-def test_spare_ranks_of_a_job_that_goes_on_without_nodes(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of five ranks, four divide the global batch; each takes two batches of one sample, as train_batch_size allows."""
+def test_spare_ranks_of_job_with_min_nodes(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four of five ranks divide the global batch equally. Each takes two micro-batches of train_batch_size 1."""
     slurm = "slurm={cluster: slurm, walltime: 1h, nodes: 5, min_nodes: 3, ranks_per_node: 1, gpus_per_node: 0}"
     batch = "trainer.global_batch_size=8", "trainer.train_batch_size=1"
     status, errors, output = run_check(capsys, slurm, *batch)

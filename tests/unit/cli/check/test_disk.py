@@ -1,4 +1,4 @@
-"""`credit check` says what long chunks of source files cost."""
+"""`credit check` reports the cost of long chunks in source files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from credit.data.sources.source_reader import SourceReader
         (None, 1.0, 1, None),
     ],
 )  # fmt: skip
-def test_chunks_that_span_many_times(
+def test_chunks_of_many_times_are_reported(
     store: str | None, memory: float, times_per_chunk: int, expected: str | None
 ) -> None:
     notes: list[str] = []

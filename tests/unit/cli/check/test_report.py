@@ -1,4 +1,4 @@
-"""The report of ``credit check``: groups, counts, ``--json`` and ``--quiet``."""
+"""Report of ``credit check``: groups of messages, counts, ``--json`` and ``--quiet``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.cli.world import hours_of_file
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 
-def test_messages_that_differ_in_a_file_are_one_group() -> None:
+def test_messages_that_differ_only_in_the_file_are_grouped() -> None:
     messages = [f"data/t_{year}.nc: no variable t; check data.variables" for year in range(2000, 2012)]
     groups = group_messages([*messages[:6], "save_loc: run cannot be written", *messages[6:]])
     assert [len(group.files) for group in groups] == [12, 0]
@@ -24,12 +24,12 @@ def test_messages_that_differ_in_a_file_are_one_group() -> None:
     assert groups[1].describe() == "save_loc: run cannot be written"
 
 
-def test_a_file_in_the_middle_of_a_message() -> None:
+def test_messages_with_file_in_the_middle_are_grouped() -> None:
     groups = group_messages([f"data.sources.0: {name}.grib2: is truncated" for name in "ab"])
     assert [group.describe() for group in groups] == ["2 files: data.sources.0: FILE: is truncated\n  a.grib2, b.grib2"]
 
 
-def test_different_messages_and_pairs_of_files_stay_apart() -> None:
+def test_different_messages_and_pairs_of_files_are_not_grouped() -> None:
     messages = ["a.nc: no t", "b.nc: no q", "a.nc and b.nc differ", "c.nc and d.nc differ", "data.levels.nc5 is wrong"]
     assert [group.describe() for group in group_messages(messages)] == messages
 
@@ -44,7 +44,7 @@ def test_counts_are_the_last_line() -> None:
     assert report.exit_status == 2
 
 
-def test_warnings_alone_are_no_failure() -> None:
+def test_warnings_alone_give_exit_status_0() -> None:
     report = CheckReport()
     with report.collect_logged_warnings():
         logging.getLogger("credit.data").warning("%s is not used", "x.nc")
@@ -54,7 +54,7 @@ def test_warnings_alone_are_no_failure() -> None:
     assert logging.getLogger("credit").propagate
 
 
-def test_json_is_all_that_is_printed(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_prints_only_the_document(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours_of_file(1))
     arguments = ["config.yml", "trainer.walltime=1min", "trainer.monitor=rmse/z500/6h", "loss.weights={z: 1}"]
     assert main._run_command("check", [*arguments, "--json"], "credit check") == 2

@@ -1,4 +1,4 @@
-"""Completion in real shells: the script of ``credit completion`` calls the command, as the Tab key does."""
+"""Completion in real shells with the script of ``credit completion``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Environment of a shell in which ``credit`` is the command of this checkout."""
+    """Environment variables of a shell in which ``credit`` runs the code of this checkout."""
     command = tmp_path / "bin" / "credit"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m credit.cli.main "$@"\n')
@@ -34,8 +34,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def ask_bash(line: str, environment: dict[str, str], folder: Path) -> list[str]:
-    """Return the words that bash offers at the end of a line."""
+def complete_in_bash(line: str, environment: dict[str, str], folder: Path) -> list[str]:
+    """Return the completions of bash at the end of a line."""
     script = BASH.format(line=shlex.quote(line))
     shell = subprocess.run(
         ["bash", "--norc", "-c", script], env=environment, cwd=folder, capture_output=True, text=True, check=True
@@ -50,20 +50,20 @@ def ask_bash(line: str, environment: dict[str, str], folder: Path) -> list[str]:
         ("credit ro", ["rollout"]),
         ("credit train my", ["my_run.yml"]),
         ("credit train my_run.yml trainer.learning_r", ["trainer.learning_rate=", "trainer.learning_rate_factors="]),
-        # Bash takes the equals sign for the beginning of a word.
+        # For bash, a new word begins after the equals sign.
         ("credit train my_run.yml trainer.optimizer=", ["adamw", "muon"]),
         ("credit submit my_run.yml --cluster de", ["derecho"]),
         ("credit sweep my_run.yml --grid trainer.weight", ["trainer.weight_decay="]),
     ],
 )
 @pytest.mark.slow
-def test_bash(line: str, expected: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+def test_completions_of_bash(line: str, expected: list[str], environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "my_run.yml").touch()
-    assert ask_bash(line, environment, tmp_path) == expected
+    assert complete_in_bash(line, environment, tmp_path) == expected
 
 
 @pytest.mark.slow
-def test_fish(environment: dict[str, str], tmp_path: Path) -> None:
+def test_completions_of_fish(environment: dict[str, str], tmp_path: Path) -> None:
     fish = shutil.which("fish")
     if fish is None:
         pytest.skip("fish is not installed")
@@ -84,7 +84,7 @@ def test_every_shell_has_a_script(capsys: pytest.CaptureFixture[str]) -> None:
         main(["completion", "csh"])
 
 
-def test_an_empty_word_has_no_keys() -> None:
+def test_completion_of_empty_words_and_values() -> None:
     assert complete_override("") == []
     assert complete_override("trainer.amp=") == ["trainer.amp=true", "trainer.amp=false"]
     assert complete_override("trainer.learning_rate=") == [] and complete_override("no.key=") == []

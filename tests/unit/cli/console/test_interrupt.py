@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a command: exit status 130, one line on standard error, and nothing else."""
+"""Ctrl-C during a command gives exit status 130 and one line on standard error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from credit.cli.console.interrupt import InterruptGuard
 
-# Runs `credit` with the arguments after the second; the call NUMBER of a function interrupts the process, as a user
-# would at that moment.
+# Program that runs `credit` with its arguments after the first two. These are a function and a number: that call of the
+# function sends SIGINT to the process.
 PROGRAM = """
 import importlib, os, signal, sys
 from credit.cli.main import main
@@ -43,7 +43,7 @@ sys.exit(main())
 """
 WRITE = "credit.data.store.store_writer:hash_fields"
 READ = "credit.data.sources.source_reader:SourceReader.read"
-MOMENTS = [
+INTERRUPTIONS = [
     ("pipe", "", "credit.config.load:read_config", 1, ["check", "config.yml"]),
     ("terminal", "", READ, 2, ["check", "config.yml"]),
     ("pipe", "", WRITE, 2, ["preprocess", "config.yml", "data.store=new.zarr"]),
@@ -53,8 +53,8 @@ MOMENTS = [
 
 
 @pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
-    """Let this process and its children receive Ctrl-C; a shell starts background jobs with SIGINT ignored."""
+def _enable_sigint() -> Iterator[None]:
+    """Enable SIGINT in this process and its children, because a shell starts background jobs with SIGINT ignored."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
@@ -80,7 +80,7 @@ def run_interrupted(
     return subprocess.CompletedProcess(command, process.wait(300), "", output.decode())
 
 
-@pytest.mark.parametrize(("output", "needs", "target", "number", "arguments"), MOMENTS)
+@pytest.mark.parametrize(("output", "needs", "target", "number", "arguments"), INTERRUPTIONS)
 def test_interrupted_commands_end_with_130(
     output: str,
     needs: str,
@@ -89,25 +89,25 @@ def test_interrupted_commands_end_with_130(
     arguments: list[str],
     worlds: Callable[[str], Path],
 ) -> None:
-    ended = run_interrupted(worlds(needs), target, number, arguments, output == "terminal")
-    assert ended.returncode == 130, ended
-    assert "interrupted" in ended.stderr.splitlines()[-1]
-    for noise in ("Traceback", "Task was destroyed", "Exception ignored", "KeyboardInterrupt", "futures"):
-        assert noise not in ended.stderr
+    process = run_interrupted(worlds(needs), target, number, arguments, output == "terminal")
+    assert process.returncode == 130, process
+    assert "interrupted" in process.stderr.splitlines()[-1]
+    for unexpected in ("Traceback", "Task was destroyed", "Exception ignored", "KeyboardInterrupt", "futures"):
+        assert unexpected not in process.stderr
 
 
 def test_interrupted_training_saves_first(world: Path) -> None:
-    ended = run_interrupted(world, "credit.train.step:TrainingStep.__call__", 1, ["train", "config.yml"], False)
-    assert ended.returncode == 130, ended
-    assert "requeue" in ended.stdout
+    process = run_interrupted(world, "credit.train.step:TrainingStep.__call__", 1, ["train", "config.yml"], False)
+    assert process.returncode == 130, process
+    assert "requeue" in process.stdout
     assert (world / "run" / "checkpoints" / "latest").exists()
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_quiet_training_prints_the_result_alone(world: Path) -> None:
     command = [sys.executable, "-m", "credit.cli.main", "train", "config.yml", "--quiet"]
-    ended = subprocess.run(command, cwd=world, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done: run\n", "")
+    process = subprocess.run(command, cwd=world, capture_output=True, text=True, timeout=300)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "done: run\n", "")
 
 
 def test_interrupt_inside_a_destructor_is_not_lost() -> None:
@@ -115,20 +115,20 @@ def test_interrupt_inside_a_destructor_is_not_lost() -> None:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    def drop() -> None:
+    def delete_value() -> None:
         value = Interrupting()
         del value
         time.sleep(10)
 
     with InterruptGuard() as guard:
         with pytest.raises(KeyboardInterrupt):
-            drop()
+            delete_value()
         assert guard.interrupted
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_other_handlers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an ignored SIGINT does in a background job of a shell."""
+def test_ignored_sigint_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Background jobs of a shell ignore SIGINT, and the guard must not change that."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with InterruptGuard():

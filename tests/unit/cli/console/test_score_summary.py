@@ -1,4 +1,4 @@
-"""The summary of scores on a terminal and as JSON."""
+"""Summary of scores as text and as JSON document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SQUARED_ERRORS = {"model": 1.0, "old": 4.0, "persistence": 4.0, "damped_persiste
 
 
 def make_table(names: list[str] = NAMES, experiment: str = "new run") -> ScoreTable:
-    """Return scores of a model with half the error of all others; the other forecast lacks the last channel."""
+    """Return scores of a model with half the error of the others. "old" has no scores of the last channel."""
     random = np.random.default_rng(1)
     channels = [Channel(name, name, None, "prognostic") for name in names]
     statistics = {}
@@ -38,13 +38,13 @@ def make_table(names: list[str] = NAMES, experiment: str = "new run") -> ScoreTa
     return build_table(statistics, axes, attributes | dict.fromkeys(COMMON_ATTRIBUTES, "2001"))
 
 
-def test_headline_channels_come_first_and_the_rest_is_counted() -> None:
+def test_summary_has_headline_channels_and_number_of_others() -> None:
     table = make_table()
     assert headline_channels(table) == ["z500", "t850", "msl"]
     text = format_summary(table)
     assert "w500" not in text and "1 more channel: see --all" in text
-    everything = format_summary(table, show_all=True)
-    assert "w500" in everything and "--all" not in everything
+    all_channels = format_summary(table, show_all=True)
+    assert "w500" in all_channels and "--all" not in all_channels
 
 
 def test_a_table_without_headline_channels_shows_its_first_channels() -> None:
@@ -52,7 +52,7 @@ def test_a_table_without_headline_channels_shows_its_first_channels() -> None:
     assert headline_channels(make_table(names)) == names[:6]
 
 
-def test_runs_are_called_by_their_names() -> None:
+def test_summary_has_names_of_experiments() -> None:
     header = format_summary(make_table(), "old").splitlines()[1].split("  ")
     assert "new run" in header and "old" in header
     assert make_table(experiment="old").display_name("model") == "old (this run)"
@@ -76,8 +76,8 @@ def test_the_document_has_all_channels_and_null_for_missing_scores() -> None:
     assert document["version"] == 1 and document["files"] == files
     assert document["forecasts"] == {"model": "new run", "old": "old"} and document["reference"] == "old"
     assert [row["channel"] for row in document["rows"]] == np.repeat(NAMES, len(LEADS)).tolist()
-    first = document["rows"][0]
-    assert first["rmse"]["model"] == pytest.approx(table.score("model", "t850", 6))
-    assert first["ratio"] == pytest.approx(0.5, rel=0.05) and first["significant"] is True
-    last = document["rows"][-1]
-    assert last["rmse"]["old"] is None and last["ratio"] is None and last["significant"] is False
+    first_row = document["rows"][0]
+    assert first_row["rmse"]["model"] == pytest.approx(table.score("model", "t850", 6))
+    assert first_row["ratio"] == pytest.approx(0.5, rel=0.05) and first_row["significant"] is True
+    last_row = document["rows"][-1]
+    assert last_row["rmse"]["old"] is None and last_row["ratio"] is None and last_row["significant"] is False

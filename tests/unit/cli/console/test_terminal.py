@@ -1,4 +1,4 @@
-"""Colour, wrapping and tables of the commands' output."""
+"""Colours, wrapping and tables in the output of commands."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from credit.cli.console import terminal
 
 
 class FakeTerminal(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """Stream that reports to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 @pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start without the variables that decide about colour and width."""
+def clear_terminal_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the environment variables for colour and width."""
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")

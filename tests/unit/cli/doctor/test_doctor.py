@@ -1,4 +1,4 @@
-"""credit_doctor: what a bug report needs is in it, and what is nobody's business is not."""
+"""`credit doctor` writes a report that has all facts for a bug report, and no secrets."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SECRETS = ("Hunter2Hunter2", "alice:", "CRED-1234567", "5166", "bearer.token-012
 
 
 @pytest.fixture
-def patient(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with secrets wherever one may put them."""
+def run_folder(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a run with secrets in its environment variables, config and logs."""
     shutil.copytree(worlds("run"), tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for name, value in ENVIRON.items():
@@ -59,14 +59,14 @@ def patient(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.M
     return tmp_path
 
 
-def examine(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return the report."""
     capsys.readouterr()
     assert main._run_command("doctor", ["config.yml", "--output", "-", *arguments], "credit_doctor") == 0
     return capsys.readouterr().out
 
 
-def test_everything_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_all_sections(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main._run_command("doctor", ["config.yml"], "credit_doctor") == 0
     assert "run/doctor.txt" in capsys.readouterr().out
     text = Path("run/doctor.txt").read_text()
@@ -100,14 +100,14 @@ def test_everything_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) 
         "~/plugins:/u/alicebob/plugins",
         "https://***@data.example.org/*.nc",
     )
-    for words in expected:  # fmt: skip
-        assert words in text, words
+    for expected_text in expected:  # fmt: skip
+        assert expected_text in text, expected_text
 
 
-def test_no_secret_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_no_secrets(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = json.loads(Path("run/STATUS").read_text())
     Path("run/STATUS").write_text(json.dumps({**status, "reason": "token=env-secret-value refused"}))
-    text = examine(capsys, "slurm.environment.WANDB_API_KEY=config-secret")
+    text = run_doctor(capsys, "slurm.environment.WANDB_API_KEY=config-secret")
     assert [secret for secret in SECRETS if secret in text] == []
     assert "refused" in text and "the key was ***, as one may see" in text
 
@@ -121,12 +121,12 @@ def test_no_secret_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_a_broken_config_gets_a_report(
-    break_it: Callable, words: str, patient: Path, capsys: pytest.CaptureFixture[str]
+    break_it: Callable, words: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = yaml.safe_load(Path("config.yml").read_text())
     break_it(raw)
     Path("config.yml").write_text(yaml.safe_dump(raw))
-    text = examine(capsys)
+    text = run_doctor(capsys)
     assert words in text and "contents of the file:" in text
     assert "step_00000002: intact" in text and "the loss is not finite" in text
     assert [secret for secret in SECRETS if secret in text] == []
@@ -134,12 +134,12 @@ def test_a_broken_config_gets_a_report(
 
 @pytest.mark.parametrize("content", [None, "data: [1, password: second-secret", "- a list", "save_loc: 3\n"])
 def test_a_config_that_cannot_be_read_gets_a_report(
-    content: str | None, patient: Path, capsys: pytest.CaptureFixture[str]
+    content: str | None, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("config.yml").unlink()
     if content is not None:
         Path("config.yml").write_text(content)
-    text = examine(capsys)
+    text = run_doctor(capsys)
     assert "==== config ====\nconfig config.yml:" in text or "problems" in text
     assert "==== versions ====\npython 3" in text
     assert [secret for secret in SECRETS if secret in text] == []
@@ -147,60 +147,60 @@ def test_a_config_that_cannot_be_read_gets_a_report(
     assert Path("doctor.txt").exists()
 
 
-def test_a_damaged_checkpoint_is_named(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage_checkpoints(-1)(patient)
-    text = examine(capsys)
+def test_a_damaged_checkpoint_is_named(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage_checkpoints(-1)(run_folder)
+    text = run_doctor(capsys)
     assert "step_00000002: model/rank_00000.safetensors does not match its checksum" in text
     assert "step_00000001: intact" in text
 
 
-def test_it_only_reads(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.lstat().st_mtime_ns for path in patient.rglob("*")}
-    examine(capsys)
-    assert {path: path.lstat().st_mtime_ns for path in patient.rglob("*")} == before
+def test_doctor_only_reads(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times_before = {path: path.lstat().st_mtime_ns for path in run_folder.rglob("*")}
+    run_doctor(capsys)
+    assert {path: path.lstat().st_mtime_ns for path in run_folder.rglob("*")} == times_before
 
 
-def test_a_run_that_has_not_begun(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = examine(capsys, "save_loc=later")
+def test_run_without_folder_gets_report(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run_doctor(capsys, "save_loc=later")
     assert "save_loc: later does not exist" in text
     assert not Path("later").exists()
 
 
-def test_one_section_spoils_no_other(
-    patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_failed_section_leaves_other_sections_intact(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "x")
     monkeypatch.setenv("WORLD_SIZE", "2")
     Path("run/metrics.jsonl").write_text('[1]\n{"step": 3}\n{"torn')
-    text = examine(capsys)
+    text = run_doctor(capsys)
     assert "==== ranks ====\nRANK='x' is not a whole number" in text
     assert "step_00000002: intact" in text
 
 
-def test_a_file_that_cannot_be_written(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_output_is_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main._run_command("doctor", ["config.yml", "--output", "config.yml/a.txt"], "credit_doctor") == 2
     assert "--output: config.yml/a.txt cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["doctor.txt", "-"])
-def test_names_that_are_no_text(
-    to: str, patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_undecodable_names_are_escaped(
+    to: str, run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an ASCII locale Python keeps the bytes of other names as surrogates."""
-    monkeypatch.setattr(sections, "render_report", lambda patient: "runs/fr\udcc3\udcbch\n")
+    """In an ASCII locale, Python represents undecodable bytes of file names by surrogates."""
+    monkeypatch.setattr(sections, "render_report", lambda context: "runs/fr\udcc3\udcbch\n")
     assert main._run_command("doctor", ["config.yml", "--output", to], "credit_doctor") == 0
-    said = capsys.readouterr().out
-    text = said if to == "-" else Path(to).read_text()
+    output = capsys.readouterr().out
+    text = output if to == "-" else Path(to).read_text()
     assert text.startswith("runs/fr\\udcc3\\udcbch")
 
 
 @pytest.mark.parametrize("name", ["SLURM_JWT", "AWS_SECRET_ACCESS_KEY", "api_token", "DB_PASSWORD", "GIT_AUTH", "sig"])
-def test_names_of_secrets(name: str) -> None:
+def test_names_of_secrets_are_recognised(name: str) -> None:
     assert is_secret(name)
 
 
 @pytest.mark.parametrize("name", ["PWD", "SLURM_JOB_ID", "MASTER_ADDR", "monitor", "signal_seconds", "author", "keep"])
-def test_names_of_others(name: str) -> None:
+def test_other_names_are_not_secrets(name: str) -> None:
     assert not is_secret(name)
 
 
@@ -222,17 +222,17 @@ def test_names_of_others(name: str) -> None:
         ("https://docs.example.org/a?page=2", "https://docs.example.org/a?page=2"),
     ],
 )
-def test_masks(text: str, masked: str) -> None:
+def test_secrets_in_text_are_masked(text: str, masked: str) -> None:
     assert redact(text, {"HOME": "/u/alice"}) == masked
 
 
-def test_the_home_folder_in_a_broken_config(
-    patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_home_folder_in_broken_config_is_expanded(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(Path.cwd()))
-    raw = yaml.safe_load(Path("config.yml").read_text())
-    raw["trainer"]["learning_rat"] = 1
-    for save_loc, words in (("~/run", "step_00000002: intact"), ("~nobody_of_this_name/run", "does not exist")):
-        raw["save_loc"] = save_loc
-        Path("config.yml").write_text(yaml.safe_dump(raw))
-        assert words in examine(capsys)
+    document = yaml.safe_load(Path("config.yml").read_text())
+    document["trainer"]["learning_rat"] = 1
+    for save_loc, message in (("~/run", "step_00000002: intact"), ("~nobody_of_this_name/run", "does not exist")):
+        document["save_loc"] = save_loc
+        Path("config.yml").write_text(yaml.safe_dump(document))
+        assert message in run_doctor(capsys)

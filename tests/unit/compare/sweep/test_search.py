@@ -1,4 +1,4 @@
-"""Trials of a sweep: combinations of a grid, and random values that do not depend on the length of the search."""
+"""Tests of the trials of a sweep: grids, and random values that do not depend on the length of the search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_grid_has_all_combinations() -> None:
         (["slurm.nodes=1,2"], r"slurm\.nodes must be the same"),
     ],
 )
-def test_wrong_grids(texts: list[str], message: str) -> None:
+def test_wrong_grids_are_refused(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         list_grid_combinations(texts)
 
@@ -50,7 +50,7 @@ def test_wrong_grids(texts: list[str], message: str) -> None:
         ("a=choice:", "has no values"),
     ],
 )
-def test_wrong_ranges(text: str, message: str) -> None:
+def test_wrong_ranges_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_ranges([text])
 
@@ -75,8 +75,8 @@ def test_random_trials_are_reproducible_and_can_be_extended() -> None:
     assert sample_trials(ranges, 9, seed=3)[:5] == trials
     assert sample_trials(ranges, 5, seed=4) != trials
     # The values of a key do not depend on the other keys.
-    alone = sample_trials(ranges[1:], 5, seed=3)
-    assert [trial[0] for trial in alone] == [trial[1] for trial in trials]
+    trials_of_one_key = sample_trials(ranges[1:], 5, seed=3)
+    assert [trial[0] for trial in trials_of_one_key] == [trial[1] for trial in trials]
     # Four digits, and never outside the range.
     narrow = sample_trials(parse_ranges(["a=uniform:0.123456,0.123457"]), 3, seed=1)
     assert narrow == [("a=0.123457",)]

@@ -1,4 +1,4 @@
-"""Sweeps whose trainings are replaced by a function: what runs, what is repeated, and what the results say."""
+"""Tests of sweeps, in which a function replaces the trainings: executed trials, repetitions and results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GRID = ("--grid", "trainer.learning_rate=1e-4,3e-4,1e-3")
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the trials that were trained, by a function in place of a process; 3e-4 fails once."""
+def trained_trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the trained trials; a function replaces their processes, and the learning rate 3e-4 fails once."""
     names: list[str] = []
 
     def train(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> FinishedProcess:
@@ -58,11 +58,11 @@ def sweep(tmp_path: Path) -> Callable[..., int]:
     return call
 
 
-def test_a_failed_trial_is_named_and_the_same_command_repeats_only_this(
-    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_a_failed_trial_is_named_and_the_same_command_repeats_only_it(
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(*GRID) == 1
-    assert trained == ["trial_0001", "trial_0002", "trial_0003"]
+    assert trained_trials == ["trial_0001", "trial_0002", "trial_0003"]
     output = capsys.readouterr().out
     assert "train trial_0002 failed: credit train: step 7: the loss is not finite (log " in output
     # The best first, the failed one last.
@@ -70,9 +70,9 @@ def test_a_failed_trial_is_named_and_the_same_command_repeats_only_this(
     assert names == ["trial_0003", "trial_0001", "trial_0002"]
 
     assert sweep(*GRID) == 0
-    assert trained[3:] == ["trial_0002"]
+    assert trained_trials[3:] == ["trial_0002"]
     capsys.readouterr()
-    assert sweep(*GRID, "--json") == 0 and len(trained) == 4
+    assert sweep(*GRID, "--json") == 0 and len(trained_trials) == 4
     results = json.loads(capsys.readouterr().out)
     assert [(row["trial"], row["best"], row["values"]) for row in results] == [
         ("trial_0002", 0.5, {"trainer.learning_rate": "3e-4"}),
@@ -89,12 +89,12 @@ def test_a_failed_trial_is_named_and_the_same_command_repeats_only_this(
 
 
 def test_values_may_be_added_and_the_config_may_not_change(
-    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep("--grid", "trainer.learning_rate=1e-3") == 0
     # Another order of the values does not rename a trial that exists.
     assert sweep("--grid", "trainer.learning_rate=1e-4,1e-3") == 0
-    assert trained == ["trial_0001", "trial_0002"]
+    assert trained_trials == ["trial_0001", "trial_0002"]
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
     assert [(row["name"], row["overrides"]) for row in record] == [
         ("trial_0001", ["trainer.learning_rate=1e-3"]),
@@ -105,17 +105,17 @@ def test_values_may_be_added_and_the_config_may_not_change(
     assert "trainer.weight_decay was 0.01 and is now 0.5" in capsys.readouterr().err
     # Settings of forecasts, scores and jobs do not concern the trainings.
     assert sweep("inference.lead_time=24h", "slurm.account=A1", "--grid", "trainer.learning_rate=1e-3") == 0
-    assert len(trained) == 2
+    assert len(trained_trials) == 2
 
 
 def test_a_wrong_value_is_refused_before_anything_runs(
-    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep("--grid", "trainer.learning_rate=1e-4,-1") == 2
     message = capsys.readouterr().err
     assert "trial_0002 (trainer.learning_rate=-1)" in message and "greater than 0" in message
     assert sweep("--grid", "trainer.learning_rat=1e-4") == 2
-    assert trained == [] and not (tmp_path / "sweep" / "sweep.json").exists()
+    assert trained_trials == [] and not (tmp_path / "sweep" / "sweep.json").exists()
     for arguments in (
         [],
         [*GRID, "--random", "2"],
@@ -126,8 +126,8 @@ def test_a_wrong_value_is_refused_before_anything_runs(
         assert sweep(*arguments) == 2
 
 
-def test_one_sweep_at_a_time(
-    tmp_path: Path, trained: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_a_second_sweep_in_the_same_folder_is_refused(
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Locks of one process do not exclude each other, so another process must hold the lock.
     import multiprocessing
@@ -140,7 +140,7 @@ def test_one_sweep_at_a_time(
     assert sweep(*GRID) == 1
     parent.send("release")
     holder.join()
-    assert "another credit sweep works in this folder" in capsys.readouterr().err and trained == []
+    assert "another credit sweep works in this folder" in capsys.readouterr().err and trained_trials == []
 
 
 def hold_lock(path: Path, connection: object) -> None:
@@ -151,8 +151,8 @@ def hold_lock(path: Path, connection: object) -> None:
 
 
 def test_credit_runs_lists_the_trials_of_a_submitted_sweep_and_not_the_sweep(
-    tmp_path: Path, trained: list[str], sweep: Callable[..., int]
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int]
 ) -> None:
     assert sweep("--random", "2", "--range", "trainer.learning_rate=choice:1e-4,1e-3", "--search-seed", "1") == 0
     (tmp_path / "sweep" / "jobs.json").write_text("{}")
-    assert {path.name for path in find_runs(tmp_path)} == set(trained)
+    assert {path.name for path in find_runs(tmp_path)} == set(trained_trials)

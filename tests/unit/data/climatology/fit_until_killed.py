@@ -1,6 +1,7 @@
-"""Fit a stored climatology and be killed at a given read; started by test_stored.
+"""Program that fits a stored climatology and kills its process at a given read. It is started by test_stored.
 
-Arguments: the data section and the climatology as JSON, the bytes of a block, the number of the read that kills.
+Arguments: the data section and the climatology section as JSON, the size of a block in bytes, and the number of the
+read at which the process is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from credit.data.store.store_reader import StoreReader
 def main() -> None:
     data, climatology, block_bytes, last_read = sys.argv[1:]
     blocks.BLOCK_BYTES = int(block_bytes)
-    read_into = StoreReader.read_into
+    original_read_into = StoreReader.read_into
     num_reads = 0
 
     def read_until_killed(self: StoreReader, *arguments: Any) -> Any:
@@ -27,7 +28,7 @@ def main() -> None:
         num_reads += 1
         if num_reads == int(last_read):
             os.kill(os.getpid(), signal.SIGKILL)
-        return read_into(self, *arguments)
+        return original_read_into(self, *arguments)
 
     StoreReader.read_into = read_until_killed
     stored.preprocess_climatology(

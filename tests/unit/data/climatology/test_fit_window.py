@@ -1,4 +1,4 @@
-"""Windowed climatologies against xarray's means of days of the year, in calendars with and without leap years."""
+"""Tests of windowed climatologies against xarray's means by day of the year, with and without leap years."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from credit.data.splits import build_splits
 from credit.data.store.preprocess import write_training_store
 from credit.errors import ConfigError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
-from tests.unit.data.climatology.test_stored import make
+from tests.unit.data.climatology.test_stored import make_conf
 from tests.unit.data.files_on_the_fly import write_file
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m"]}}, [])
 GRID = make_grid(2, 4)
 
 
-def _period(calendar_name: str, years: int, every: int) -> tuple[Calendar, np.ndarray]:
+def _build_times(calendar_name: str, years: int, every: int) -> tuple[Calendar, np.ndarray]:
     calendar = Calendar(calendar_name)
     return calendar, np.arange(calendar.parse("1990-01-01"), calendar.parse(f"{1990 + years}-01-01"), every)
 
 
 def _fit(calendar: Calendar, times: np.ndarray, values: np.ndarray, **options: object) -> Climatology:
-    """Fit to fields that have a value at each time."""
+    """Fit a climatology to fields that are constant in space, with one value for each time."""
     index = {int(minutes): number for number, minutes in enumerate(times)}
     reader = AnalyticReader(
         CHANNELS, GRID, calendar, times, lambda minutes, _: np.full(GRID.shape, values[index[minutes]])
@@ -46,15 +46,15 @@ def _fit(calendar: Calendar, times: np.ndarray, values: np.ndarray, **options: o
     return fit_climatology(reader, ["t2m"], int(times[0]), int(times[-1]), conf)
 
 
-def _series(calendar: Calendar, times: np.ndarray, values: np.ndarray) -> xr.DataArray:
+def _build_series(calendar: Calendar, times: np.ndarray, values: np.ndarray) -> xr.DataArray:
     dates = [calendar.datetime(int(minutes)) for minutes in times]
     return xr.DataArray(values, dims="time", coords={"time": xr.CFTimeIndex(dates)})
 
 
-def _rolling(means: xr.DataArray, days: int) -> xr.DataArray:
-    """Return the running mean around the year."""
-    around = means.pad(dayofyear=days, mode="wrap").rolling(dayofyear=days, center=True).mean()
-    return around.isel(dayofyear=slice(days, -days)).assign_coords(dayofyear=means.dayofyear)
+def _compute_running_mean(means: xr.DataArray, days: int) -> xr.DataArray:
+    """Return the running mean of daily means, which continues across the end of the year."""
+    rolling_means = means.pad(dayofyear=days, mode="wrap").rolling(dayofyear=days, center=True).mean()
+    return rolling_means.isel(dayofyear=slice(days, -days)).assign_coords(dayofyear=means.dayofyear)
 
 
 @pytest.mark.parametrize("calendar_name", ["noleap", "360_day"])
@@ -64,64 +64,64 @@ def _rolling(means: xr.DataArray, days: int) -> xr.DataArray:
 def test_a_window_is_a_running_mean_of_days_of_the_year(
     calendar_name: str, every: int, by_hour: bool, days: int
 ) -> None:
-    calendar, times = _period(calendar_name, 10 if days == 1 else 2, every)
+    calendar, times = _build_times(calendar_name, 10 if days == 1 else 2, every)
     values = np.random.default_rng(0).normal(280, 9, len(times))
     climatology = _fit(calendar, times, values, window_days=days, by_hour=by_hour)
-    series = _series(calendar, times, values)
+    series = _build_series(calendar, times, values)
     for hour in np.unique(series.time.dt.hour):
         series_of_hour = series.isel(time=series.time.dt.hour == hour) if by_hour else series
-        expected = _rolling(series_of_hour.groupby("time.dayofyear").mean(), days)
-        # the middle of a day, where hours are not told apart
+        expected = _compute_running_mean(series_of_hour.groupby("time.dayofyear").mean(), days)
+        # Without by_hour, the climatology is valid at the mean of the times of a day.
         minute = hour * 60 if by_hour else (1440 - every) // 2
-        got = [
+        computed = [
             climatology.evaluate(calendar.parse("2003-01-01") + 1440 * day + minute)[0, 0, 0]
             for day in range(len(expected))
         ]
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        np.testing.assert_allclose(computed, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("every", [1440, 720])
 @pytest.mark.parametrize("by_hour", [False, True])
 @pytest.mark.parametrize("days", [1, 2, 5])
-def test_leap_years_have_365_days(every: int, by_hour: bool, days: int) -> None:
-    """Each of their times goes to the part that is nearest by the fraction of the year; xarray adds up the rest."""
-    calendar, times = _period("standard", 12 if days == 1 else 4, every)
+def test_leap_years_are_divided_into_365_days(every: int, by_hour: bool, days: int) -> None:
+    """A time belongs to the day of the climatology that is nearest by fraction of the year. xarray adds up the days."""
+    calendar, times = _build_times("standard", 12 if days == 1 else 4, every)
     values = np.random.default_rng(0).normal(280, 9, len(times))
     climatology = _fit(calendar, times, values, window_days=days, by_hour=by_hour)
-    series = _series(calendar, times, values)
+    series = _build_series(calendar, times, values)
     hours = series.time.dt.hour
-    into_year = (series.time.dt.dayofyear - 1 + hours / 24) / (365 + (series.time.dt.year % 4 == 0)) * 365
-    middle = hours / 24 if by_hour else (24 - every / 60) / 48
-    number = np.floor((into_year - middle).round(9) + (days % 2) / 2).astype(int) % 365
+    days_into_year = (series.time.dt.dayofyear - 1 + hours / 24) / (365 + (series.time.dt.year % 4 == 0)) * 365
+    middle_of_day = hours / 24 if by_hour else (24 - every / 60) / 48
+    day_index = np.floor((days_into_year - middle_of_day).round(9) + (days % 2) / 2).astype(int) % 365
     for hour_of_day in np.unique(hours) if by_hour else [None]:
-        chosen = slice(None) if hour_of_day is None else (hours == hour_of_day).values
-        grouped = series[chosen].groupby(number[chosen].rename("part"))
+        selection = slice(None) if hour_of_day is None else (hours == hour_of_day).values
+        grouped = series[selection].groupby(day_index[selection].rename("part"))
         sums = grouped.sum().values
         counts = grouped.count().values
-        # odd windows reach as far back as ahead, even ones begin a part earlier
+        # Odd windows are symmetric. Even windows have one more day before than after.
         shifts = range(-(days // 2), days - days // 2)
         mean = sum(np.roll(sums, -shift) for shift in shifts) / sum(np.roll(counts, -shift) for shift in shifts)
-        member = 0 if hour_of_day is None else np.unique(hours).tolist().index(hour_of_day)
-        np.testing.assert_allclose(climatology.fields[member, :, 0, 0, 0], mean, rtol=1e-6)
+        hour_index = 0 if hour_of_day is None else np.unique(hours).tolist().index(hour_of_day)
+        np.testing.assert_allclose(climatology.fields[hour_index, :, 0, 0, 0], mean, rtol=1e-6)
 
 
 @pytest.mark.parametrize("days", [1, 3, 11, 61])
 def test_every_year_has_the_same_weight_at_midnight(days: int) -> None:
-    calendar, times = _period("standard", 12, 1440)
-    leap = np.array([calendar.datetime(int(minutes)).year % 4 == 0 for minutes in times], dtype=np.float64)
-    share = _fit(calendar, times, leap, window_days=days).fields[0, :, 0, 0, 0]
-    # three of twelve; where a window has one day more of them
-    most = 3 * (days + 1) / (3 * (days + 1) + 9 * days)
+    calendar, times = _build_times("standard", 12, 1440)
+    is_leap_year = np.array([calendar.datetime(int(minutes)).year % 4 == 0 for minutes in times], dtype=np.float64)
+    leap_share = _fit(calendar, times, is_leap_year, window_days=days).fields[0, :, 0, 0, 0]
+    # Three of twelve years are leap years. Their share is largest where the window has one more day of these years.
+    max_share = 3 * (days + 1) / (3 * (days + 1) + 9 * days)
     if days <= 12:
-        assert (np.abs(share - 0.25) < 1e-6).sum() == 365 - days
-        np.testing.assert_allclose(share[np.abs(share - 0.25) > 1e-6], most, rtol=1e-6)
-    assert share.min() > 0.24
-    assert share.max() <= most + 1e-6
+        assert (np.abs(leap_share - 0.25) < 1e-6).sum() == 365 - days
+        np.testing.assert_allclose(leap_share[np.abs(leap_share - 0.25) > 1e-6], max_share, rtol=1e-6)
+    assert leap_share.min() > 0.24
+    assert leap_share.max() <= max_share + 1e-6
 
 
 @pytest.mark.parametrize("calendar_name", ["standard", "noleap", "360_day", "julian"])
-def test_ten_years_are_ten_in_every_calendar(calendar_name: str) -> None:
-    calendar, times = _period(calendar_name, 10, 1440)
+def test_ten_years_are_counted_as_ten_in_every_calendar(calendar_name: str) -> None:
+    calendar, times = _build_times(calendar_name, 10, 1440)
     climatology = _fit(calendar, times, np.zeros(len(times)), window_days=1)
     assert climatology.years == 10.0
     with pytest.raises(ConfigError, match=r"at least 10 years of training data, there are 9\.8"):
@@ -129,7 +129,7 @@ def test_ten_years_are_ten_in_every_calendar(calendar_name: str) -> None:
 
 
 @pytest.mark.parametrize("calendar_name", ["standard", "noleap", "360_day"])
-def test_five_whole_years_are_not_less_than_five(calendar_name: str) -> None:
+def test_five_complete_years_cause_no_warning(calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
     times = np.arange(calendar.parse("2001-01-01"), calendar.parse("2006-01-01"), 360)
     climatology = _fit(calendar, times, np.zeros(len(times)), window_days=61)
@@ -139,22 +139,22 @@ def test_five_whole_years_are_not_less_than_five(calendar_name: str) -> None:
     assert shorter.short_period_warning == "The climatology is from 4.8 years of data, less than 5."
 
 
-def test_round_trip_of_a_table() -> None:
-    calendar, times = _period("standard", 10, 720)
+def test_round_trip_through_a_dict() -> None:
+    calendar, times = _build_times("standard", 10, 720)
     climatology = _fit(calendar, times, np.arange(len(times)) % 99.0, window_days=5, by_hour=True)
-    again = Climatology.from_dict(climatology.to_dict())
-    assert again.centres == climatology.centres == (0.0, 0.5 / 365)
-    np.testing.assert_array_equal(again.evaluate(12240), climatology.evaluate(12240))
+    restored = Climatology.from_dict(climatology.to_dict())
+    assert restored.centres == climatology.centres == (0.0, 0.5 / 365)
+    np.testing.assert_array_equal(restored.evaluate(12240), climatology.evaluate(12240))
 
 
 @pytest.mark.parametrize(("method", "kept"), [("window", False), ("harmonic", True)])
-def test_tables_of_an_earlier_version_are_fitted_again(
+def test_windowed_climatology_of_an_earlier_version_is_fitted_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, kept: bool
 ) -> None:
     rng = np.random.default_rng(0)
     fields = {"t2m": rng.normal(280, 9, (304, 4, 8)).astype(np.float32)}
     source = write_file(tmp_path / "a.nc", fields, np.arange(304) * 36)
-    conf = make(source, tmp_path, variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
+    conf = make_conf(source, tmp_path, variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
     write_training_store(conf, progress=False)
     climatology_config = ClimatologyConfig(method=method)
     settings = PreprocessConfig(climatology=True)
@@ -171,5 +171,5 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     assert re.search(expected, caplog.text), caplog.text
     preprocess_climatology(conf, settings, climatology_config, progress=False)
     assert stored.describe_mismatch(Path(conf.store), climatology_config, train) is None
-    now = dict(zarr.open_group(Path(conf.store) / "climatology", mode="r").attrs)["credit"]
-    assert now["format"] == 2 - kept
+    new_meta = dict(zarr.open_group(Path(conf.store) / "climatology", mode="r").attrs)["credit"]
+    assert new_meta["format"] == 2 - kept

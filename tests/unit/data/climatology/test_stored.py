@@ -1,4 +1,4 @@
-"""The store's climatology: the numbers of the fit, from blocks of any size; never half, never another one."""
+"""Tests of the climatology in a training store: equal to a fit, complete, and with the settings of the run."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_file(path, fields, np.arange(count) * EVERY, levels=[500, 850])
 
 
-def make(source: Path, folder: Path, **changes: object) -> DataConfig:
-    base = {
+def make_conf(source: Path, folder: Path, **changes: object) -> DataConfig:
+    settings = {
         "sources": [{"path": str(source)}],
         "levels": [500, 850],
         "variables": {
@@ -83,26 +83,26 @@ def make(source: Path, folder: Path, **changes: object) -> DataConfig:
         },
         "store": str(folder / "store.zarr"),
     }
-    return DataConfig.model_validate({**base, **changes})
+    return DataConfig.model_validate({**settings, **changes})
 
 
 @pytest.fixture(scope="module")
 def store(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_training_store(make(source, tmp_path_factory.mktemp("store")), progress=False)
+    return write_training_store(make_conf(source, tmp_path_factory.mktemp("store")), progress=False)
 
 
 @pytest.fixture
 def conf(source: Path, store: Path, tmp_path: Path) -> DataConfig:
-    data_config = make(source, tmp_path)
+    data_config = make_conf(source, tmp_path)
     shutil.copytree(store, data_config.store)
     return data_config
 
 
-def keep(conf: DataConfig, climatology_config: ClimatologyConfig, **settings: object) -> None:
+def store_climatology(conf: DataConfig, climatology_config: ClimatologyConfig, **settings: object) -> None:
     preprocess_climatology(conf, PreprocessConfig(climatology=True, **settings), climatology_config, progress=False)
 
 
-def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
+def open_data(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
     reader = open_reader(conf)
     return reader, build_splits(conf, reader.calendar)["train"], [c.name for c in reader.channels.time_varying_stored]
 
@@ -114,25 +114,25 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("room", [None, 9, 1])
 @pytest.mark.parametrize("climatology_config", [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR], ids=str)
-def test_stored_is_fitted_to_the_last_bit(
+def test_stored_climatology_equals_the_fit_bit_for_bit(
     conf: DataConfig, monkeypatch: pytest.MonkeyPatch, climatology_config: ClimatologyConfig, room: int | None
 ) -> None:
-    """`room`: so many fields at once, of 3 harmonics or 18 parts times 4 channels; a chunk has two channels."""
+    """A block has `room` fields, of 3 harmonics or 18 parts times 4 channels. A chunk has two channels."""
     if room is not None:
         monkeypatch.setattr(blocks, "BLOCK_BYTES", 12 * ROWS * COLUMNS * room)
         monkeypatch.setattr(blocks, "CHUNK_BYTES", 2 * 4 * ROWS * COLUMNS)
-    keep(conf, climatology_config)
-    reader, train, names = opened(conf)
+    store_climatology(conf, climatology_config)
+    reader, train, names = open_data(conf)
     fitted = fit_climatology(reader, names, train.first, train.last, climatology_config)
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
     np.testing.assert_array_equal(group["fields"][:], fitted.fields)
     assert (len(module._list_blocks(Path(conf.store))) > 1) == (room is not None or climatology_config.by_hour)
-    chosen = [names[3], names[0]]
-    rows = [names.index(name) for name in chosen]
+    chosen_names = [names[3], names[0]]
+    rows = [names.index(name) for name in chosen_names]
     forbid_reading(monkeypatch)
-    stored = load_or_fit_climatology(reader, chosen, train, climatology_config)
+    stored = load_or_fit_climatology(reader, chosen_names, train, climatology_config)
     for minutes in reader.times[[0, 1, 77, -1]].tolist():
-        # a sum over harmonics is a product of matrices, of other sizes
+        # The matrix products over harmonics have other sizes, so they are rounded differently.
         np.testing.assert_allclose(stored.evaluate(minutes), fitted.evaluate(minutes)[rows], rtol=1e-6)
     for key in ("calendar", "kind", "description", "years"):
         assert getattr(stored, key) == getattr(fitted, key)
@@ -140,9 +140,9 @@ def test_stored_is_fitted_to_the_last_bit(
     assert not list(Path(conf.store).parent.glob(".*")), "no locks are left"
 
 
-def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
-    keep(conf, BY_HOUR)
-    reader, train, names = opened(conf)
+def test_windowed_climatology_is_the_mean_of_its_times(conf: DataConfig) -> None:
+    store_climatology(conf, BY_HOUR)
+    reader, train, names = open_data(conf)
     inside = np.flatnonzero((reader.times <= train.last) & (reader.times % 1440 == 720))
     days = 365 * reader.calendar.year_fraction(reader.times[inside])
     centre = 365 * 2 / 18 + 0.5
@@ -152,42 +152,42 @@ def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
     np.testing.assert_allclose(stored, values.mean(axis=0), rtol=1e-7)
 
 
-def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Path) -> None:
+def test_two_processes_fit_the_same_climatology(conf: DataConfig, source: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    other = make(source, tmp_path / "other")
+    other = make_conf(source, tmp_path / "other")
     write_training_store(other, progress=False)
-    keep(conf, BY_HOUR)
-    keep(other, BY_HOUR, workers=2)
+    store_climatology(conf, BY_HOUR)
+    store_climatology(other, BY_HOUR, workers=2)
     group, other_group = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
     np.testing.assert_array_equal(group["fields"][:], other_group["fields"][:])
     assert dict(group.attrs)["credit"] == dict(other_group.attrs)["credit"]
     assert len(module._list_blocks(Path(conf.store))) == 2
 
 
-def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_chunks_are_read(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "CHUNK_BYTES", 4 * ROWS * COLUMNS)
-    keep(conf, BY_HOUR)
+    store_climatology(conf, BY_HOUR)
     chunks = Path(conf.store) / "climatology" / "fields" / "c"
-    reader, train, names = opened(conf)
+    reader, train, names = open_data(conf)
     climatology = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
     expected = climatology.evaluate(int(reader.times[1]))
     needed = {chunks / "1" / str(part) / "1" for part in (0, 1)}
     for chunk in chunks.glob("*/*/*"):
         if chunk not in needed:
             (chunk / "0" / "0").unlink()
-    again = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
-    np.testing.assert_array_equal(again.evaluate(int(reader.times[1])), expected)
+    reloaded = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
+    np.testing.assert_array_equal(reloaded.evaluate(int(reader.times[1])), expected)
     with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit preprocess"):
-        again.evaluate(int(reader.times[0]))
+        reloaded.evaluate(int(reader.times[0]))
 
 
-def test_a_damaged_chunk(conf: DataConfig) -> None:
-    keep(conf, WINDOW)
+def test_damaged_chunk_is_an_error(conf: DataConfig) -> None:
+    store_climatology(conf, WINDOW)
     chunk = Path(conf.store) / "climatology" / "fields" / "c" / "0" / "0" / "0" / "0" / "0"
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 1
     chunk.write_bytes(content)
-    reader, train, names = opened(conf)
+    reader, train, names = open_data(conf)
     with pytest.raises(DataError, match="its climatology cannot be read"):
         load_or_fit_climatology(reader, names, train, WINDOW).evaluate(int(reader.times[0]))
 
@@ -205,7 +205,7 @@ def test_a_damaged_chunk(conf: DataConfig) -> None:
         ),
     ],
 )
-def test_another_one_is_fitted_and_said(
+def test_climatology_of_other_settings_is_fitted_with_a_message(
     conf: DataConfig,
     source: Path,
     caplog: pytest.LogCaptureFixture,
@@ -214,13 +214,15 @@ def test_another_one_is_fitted_and_said(
     reason: str,
 ) -> None:
     caplog.set_level(logging.INFO)
-    keep(conf, WINDOW)
+    store_climatology(conf, WINDOW)
     if splits:
-        # the store's own times are those from the first split to the last
+        # With valid on the first day, the splits extend over the same times as before.
         splits = {**splits, "valid": ["2000-01-01", "2000-01-01"]}
-        conf = make(source, Path(conf.store).parent, splits={**conf.splits.model_dump(), **splits}, split_gap="1min")
+        conf = make_conf(
+            source, Path(conf.store).parent, splits={**conf.splits.model_dump(), **splits}, split_gap="1min"
+        )
         write_training_store(conf, progress=False)
-    reader, train, names = opened(conf)
+    reader, train, names = open_data(conf)
     caplog.clear()
     climatology = load_or_fit_climatology(reader, names, train, climatology_config)
     (record,) = [r for r in caplog.records if r.name == module.__name__]
@@ -228,168 +230,171 @@ def test_another_one_is_fitted_and_said(
     assert re.search(reason, record.message), record.message
     expected = fit_climatology(reader, names, train.first, train.last, climatology_config)
     np.testing.assert_array_equal(climatology.fields, expected.fields)
-    # preprocessing again replaces it
-    keep(conf, climatology_config)
+    store_climatology(conf, climatology_config)
     caplog.clear()
     load_or_fit_climatology(reader, names, train, climatology_config)
     assert "read from the store" in caplog.text
-    keep(conf, climatology_config)
+    store_climatology(conf, climatology_config)
     assert "has its climatology" in caplog.text
 
 
-def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_missing_climatology(conf: DataConfig, source: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.INFO)
-    reader, train, names = opened(conf)
+    reader, train, names = open_data(conf)
     load_or_fit_climatology(reader, names, train, HARMONIC)
     assert "the store has no climatology" in caplog.text
-    sources = open_reader(make(source, tmp_path, store=None))
+    sources = open_reader(make_conf(source, tmp_path, store=None))
     load_or_fit_climatology(sources, names, train, HARMONIC)
     assert "there is no store" in caplog.text
 
 
-def test_a_kill_loses_one_block_at_most(
+def test_kill_loses_at_most_one_block(
     conf: DataConfig, repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts, four blocks
+    block_bytes = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts per block, so four blocks
     worker = "tests.unit.data.climatology.fit_until_killed"
-    command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(room), "500"]
-    killed = subprocess.run(command, cwd=repository, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(block_bytes), "500"]
+    process = subprocess.run(command, cwd=repository, check=False)
+    assert process.returncode == -signal.SIGKILL
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
     missing = module._find_missing_blocks(Path(conf.store))
     assert missing in ([1, 2, 3], [2, 3])
     assert dict(group.attrs)["credit"]["complete"] is False
-    reader, train, names = opened(conf)
+    reader, train, names = open_data(conf)
     caplog.set_level(logging.INFO)
     load_or_fit_climatology(reader, names, train, WINDOW)
     assert "is not complete" in caplog.text
     assert "fitted now" in caplog.text
     fitted = fit_climatology(reader, names, train.first, train.last, WINDOW)
     written = []
-    original = module.fit_fields
-    monkeypatch.setattr(module, "fit_fields", lambda *args: written.append(args[4]) or original(*args))
-    # the blocks are those that it was begun with, whatever the room now
-    keep(conf, WINDOW)
+    fit_fields = module.fit_fields
+    monkeypatch.setattr(module, "fit_fields", lambda *args: written.append(args[4]) or fit_fields(*args))
+    # The blocks stay those of the first run, although the memory for a block has changed.
+    store_climatology(conf, WINDOW)
     assert written == [slice(first, min(first + 5, 18)) for first in (0, 5, 10, 15)][missing[0] :]
     np.testing.assert_array_equal(group["fields"][:], fitted.fields)
     assert not list(Path(conf.store).parent.glob(".*"))
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a fit holds is what is said of it, whatever the size of the table."""
+    """The memory of a fit is at most 1 MiB above its estimate, even if the climatology is larger."""
     rows = 64
     columns = 128
     count = 420
     fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
     file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
-    conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
+    conf = make_conf(
+        file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={}
+    )
     write_training_store(conf, progress=False)
     climatology_config = ClimatologyConfig(method="window", window_days=31)
-    reader, train, _ = opened(conf)
+    reader, train, _ = open_data(conf)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
     fit = module.FitTask(Path(conf.store), climatology_config, (train.first, train.last), False).plan_fit(reader)
     disk, memory = blocks.estimate_fit_bytes(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns
     assert 2**21 < memory < 2**22 + 16 * rows * columns < disk
-    keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
+    store_climatology(conf, HARMONIC)  # loads and compiles everything that is needed only once
     tracemalloc.start()
-    keep(conf, climatology_config)
+    store_climatology(conf, climatology_config)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # weights, plans and libraries beside the fields
+    # The 1 MiB is for weights, plans and libraries.
     assert memory / 2 < peak < memory + 2**20 < 3 * disk / 2
-    again = fit_climatology(reader, ["t2m"], train.first, train.last, climatology_config)
-    np.testing.assert_array_equal(zarr.open_group(f"{conf.store}/climatology", mode="r")["fields"][:], again.fields)
+    expected = fit_climatology(reader, ["t2m"], train.first, train.last, climatology_config)
+    np.testing.assert_array_equal(zarr.open_group(f"{conf.store}/climatology", mode="r")["fields"][:], expected.fields)
 
 
-def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_read_parts_is_bounded(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(climatology_module, "CACHE_BYTES", 3 * 4 * ROWS * COLUMNS)
-    keep(conf, WINDOW)
-    reader, train, names = opened(conf)
+    store_climatology(conf, WINDOW)
+    reader, train, names = open_data(conf)
     climatology = load_or_fit_climatology(reader, names[:1], train, WINDOW)
     for minutes in reader.times[::9].tolist():
         climatology.evaluate(minutes)
     assert climatology.fields._read_part.cache_info().currsize == 3
 
 
-def configure(data: DataConfig, **changes: object) -> Config:
+def build_run_config(data: DataConfig, **changes: object) -> Config:
     raw = {"save_loc": "unused", "data": data.model_dump(exclude_unset=True), "model": {"type": "wxformer"}}
     verification = {"figure_leads": ["36h"], **changes.pop("verification", {})}
     return build_config({**raw, "trainer": {"max_steps": 1}, "verification": verification, **changes})
 
 
-def test_training_and_verification_take_it(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, train, names = opened(conf)
-    before = fit_assets(configure(conf), reader, train)
+def test_training_and_verification_use_the_stored_climatology(
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, train, names = open_data(conf)
+    before = fit_assets(build_run_config(conf), reader, train)
     verification = VerificationConfig(climatology=HARMONIC)
-    scored, _ = build_climatology(verification, conf, reader, names[:3], train)
-    keep(conf, HARMONIC)
+    expected, _ = build_climatology(verification, conf, reader, names[:3], train)
+    store_climatology(conf, HARMONIC)
     forbid_reading(monkeypatch)
-    after = fit_assets(configure(conf), reader, train)
+    after = fit_assets(build_run_config(conf), reader, train)
     assert after.climatology.names == ("sst",)
     for name, array in after.to_tensors().items():
         np.testing.assert_array_equal(array.numpy(), before.to_tensors()[name].numpy())
     np.testing.assert_array_equal(
-        build_climatology(verification, conf, reader, names[:3], train)[0].fields, scored.fields
+        build_climatology(verification, conf, reader, names[:3], train)[0].fields, expected.fields
     )
 
 
-def test_scores_read_the_training_period_no_more(
+def test_scoring_with_a_stored_climatology_reads_few_training_times(
     conf: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(baselines, "_DAMPING_SAMPLES", 5)
-    reader, train, _ = opened(conf)
+    reader, train, _ = open_data(conf)
     starts = [int(minutes) for minutes in reader.times[-4:-1]]
     fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, 2160, masks=reader.masks)
     writer = ForecastWriter(tmp_path / "forecasts", fields, [2160], starts)
     for start in starts:
         writer.write(start, reader.read(reader.index_of(start + 2160))[None, :3] + 1)
-    read = set()
-    original = StoreReader.read
-    monkeypatch.setattr(StoreReader, "read", lambda self, index: read.add(index) or original(self, index))
+    read_indices = set()
+    read_field = StoreReader.read
+    monkeypatch.setattr(StoreReader, "read", lambda self, index: read_indices.add(index) or read_field(self, index))
 
     def score() -> tuple[ScoreTable, int]:
-        read.clear()
-        config = configure(conf, verification={"climatology": BY_HOUR.model_dump()})
+        read_indices.clear()
+        config = build_run_config(conf, verification={"climatology": BY_HOUR.model_dump()})
         table = score_forecasts(config, reader, open_forecasts(tmp_path / "forecasts")).table
-        return table, sum(reader.times[index] <= train.last for index in read)
+        return table, sum(reader.times[index] <= train.last for index in read_indices)
 
-    before, many = score()
-    keep(conf, BY_HOUR)
-    after, few = score()
-    assert many == (reader.times <= train.last).sum() > 200
-    assert few <= 10
+    before, num_before = score()
+    store_climatology(conf, BY_HOUR)
+    after, num_after = score()
+    assert num_before == (reader.times <= train.last).sum() > 200
+    assert num_after <= 10
     xr.testing.assert_identical(after.dataset, before.dataset)
 
 
-def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_check_and_preprocess_commands(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     config = tmp_path / "config.yml"
-    config.write_text(configure(conf, preprocess={"climatology": True}).model_dump_json(exclude_unset=True))
+    config.write_text(build_run_config(conf, preprocess={"climatology": True}).model_dump_json(exclude_unset=True))
     assert main(["check", str(config)]) in (0, 2)
     assert "climatology: credit preprocess will fit it, with at most 0.00 GiB in the store" in capsys.readouterr().out
     assert main(["preprocess", str(config), "--report"]) == 0
     assert "1 annual harmonic, 2000-01-01 to 2001-01-20" in Path(f"{conf.store}.report.html").read_text()
     with pytest.raises(ConfigError, match="no effect with verification.climatology.method: file"):
-        configure(
+        build_run_config(
             conf, preprocess={"climatology": True}, verification={"climatology": {"method": "file", "path": "a.nc"}}
         )
     assert main(["preprocess", str(config), "verification.climatology.harmonics=200"]) == 2
     assert "200 cannot be fitted to 258 times" in capsys.readouterr().err
 
 
-def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disk_space_is_detected_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "estimate_fit_bytes", lambda *args: (2**60, 0))
     with pytest.raises(DataError, match="needs up to .* more"):
-        keep(conf, WINDOW)
+        store_climatology(conf, WINDOW)
     assert not list(Path(conf.store).parent.glob(".*"))
     assert not (Path(conf.store) / "climatology").exists()
 
 
-def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_continues_after_the_disk_was_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fit_fields", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
     with pytest.raises(DataError, match="the disk is full .*continues where it stopped"):
-        keep(conf, WINDOW)
+        store_climatology(conf, WINDOW)
     monkeypatch.undo()
-    keep(conf, WINDOW)
-    reader, train, _ = opened(conf)
+    store_climatology(conf, WINDOW)
+    reader, train, _ = open_data(conf)
     assert module.describe_mismatch(reader.path, WINDOW, train) is None

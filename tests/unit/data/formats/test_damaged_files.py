@@ -1,4 +1,4 @@
-"""Files that are cut or are something else."""
+"""Tests of netCDF files that are truncated or have another content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.data.files_on_the_fly import make_config, random_fields, write_f
 H, W = 8, 16
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(40, 32, 64)}, hours=range(0, 240, 6))
     complete_file = path.read_bytes()
     for name, content in {
@@ -33,13 +33,13 @@ def test_damaged_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"])
 @pytest.mark.parametrize("unlimited", [[], ["time"]])
 @pytest.mark.parametrize("names", [["t2m"], ["t2m", "mask"]])
-def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: list[str], names: list[str]) -> None:
-    """The netCDF library would read zeros there."""
+def test_truncated_classic_file_is_refused(tmp_path: Path, kind: str, unlimited: list[str], names: list[str]) -> None:
+    """The netCDF library itself would read zeros for the missing bytes."""
     fields = {"t2m": random_fields(3, H, W), "mask": random_fields(3, H, W)}
     write_file(tmp_path / "a.nc", {name: fields[name] for name in names}, hours=[0, 6, 12])
     path = tmp_path / "classic.nc"
     with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
-        # Odd numbers of bytes show the padding.
+        # A second variable has one byte per value.
         dataset = dataset.assign(mask=dataset["mask"].astype("i1")) if "mask" in names else dataset
         dataset.to_netcdf(path, format=kind, unlimited_dims=unlimited, engine="netcdf4")
     assert count_missing_bytes(path) == 0
@@ -52,13 +52,13 @@ def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: li
 
 
 @pytest.mark.parametrize("name", ["hgt.nc", "2t.nc", "vinth2p.nc", "z_20140801.nc", "ERA_Interim_2017a.nc"])
-def test_no_whole_classic_file_is_called_cut(shared_data: Path, name: str) -> None:
+def test_complete_classic_file_has_no_missing_bytes(shared_data: Path, name: str) -> None:
     assert count_missing_bytes(shared_data / "ingest" / name) == 0
 
 
 @pytest.mark.parametrize("key", ["scale_factor", "add_offset"])
 @pytest.mark.parametrize("name", ["t2m", "lat", "time"])
-def test_packing_that_is_text_is_no_damage(tmp_path: Path, key: str, name: str) -> None:
+def test_text_in_a_packing_attribute_is_reported(tmp_path: Path, key: str, name: str) -> None:
     fields = {"t2m": random_fields(4, H, W), "u10": random_fields(4, H, W)}
     path = write_file(tmp_path / "a.nc", fields, packed={"t2m": 0.01})
     with netCDF4.Dataset(path, "a") as file:

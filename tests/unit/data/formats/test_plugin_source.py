@@ -1,4 +1,4 @@
-"""A source of a plugin gives the fields, times and refusals that a file with the same content gives."""
+"""Tests of plugin sources: the same fields, times and errors as for files with the same content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from credit.data.formats.plugin import source as plugin_source
 from credit.data.formats.plugin.source import SourceVariable, register_source
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.errors import ConfigError, DataError
-from tests.unit.data import hybrid_on_the_fly as world
+from tests.unit.data import hybrid_on_the_fly as hybrid
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
@@ -32,15 +32,14 @@ START = datetime(2000, 1, 1)
 
 
 @pytest.fixture(autouse=True)
-def _names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Registries of the test alone, so that what it registers is forgotten."""
+def _isolate_registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugin_source, "_SOURCES", {})
     monkeypatch.setattr(source_section, "_OPTION_SECTIONS", {})
     return
 
 
-class Memory:
-    """Fields (N, [L,] H, W), or (H, W) for what is static, as a source."""
+class MemorySource:
+    """Source with fields (N, [L,] H, W), or (H, W) for static variables."""
 
     def __init__(self, hours: Sequence[float] = (0, 6, 12, 18), **changes: Any) -> None:
         self.latitude, self.longitude = LAT, LON
@@ -62,7 +61,7 @@ class Memory:
 
 
 def open_memory(memory: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **options: Any) -> SourceReader:
-    """Open a config whose one source is `made`."""
+    """Open a config whose only source is `memory`."""
 
     class Given(type(memory)):
         def __new__(cls) -> Any:
@@ -76,7 +75,7 @@ def open_memory(memory: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u
     return open_sources(make_config("", p3=p3, p2=p2, levels=options.pop("levels", [850, 250]), **options))
 
 
-def assert_equal(reader: SourceReader, expected: SourceReader) -> None:
+def require_equal(reader: SourceReader, expected: SourceReader) -> None:
     """Check that two readers have the same times, grid, attributes and fields."""
     np.testing.assert_array_equal(reader.times, expected.times)
     np.testing.assert_array_equal(reader.static(), expected.static())
@@ -90,11 +89,11 @@ def assert_equal(reader: SourceReader, expected: SourceReader) -> None:
         np.testing.assert_array_equal(fields, expected_fields)
 
 
-def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
-    """From south to north, from -180, levels in Pa and mixed, times in disorder, rounded values, a static field."""
+def test_source_may_have_any_order_of_dimensions(tmp_path: Path) -> None:
+    """Rows from the south, longitudes from -180, unsorted levels in Pa, unsorted times and a static field are read."""
     hours = [12, 0, 18, 6]
     ground = random_fields(H, W, seed=3)
-    memory = Memory(hours, latitude=LAT[::-1], longitude=(LON + 180) % 360 - 180)
+    memory = MemorySource(hours, latitude=LAT[::-1], longitude=(LON + 180) % 360 - 180)
     levels = (85000.0, 25000.0, 50000.0)
     memory.fields["ground"] = ground
     memory.variables = {
@@ -111,8 +110,8 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
     )  # fmt: skip
     reader = open_memory(memory, static=["ground"])
     assert reader.packing_steps.pop("t") == 0.5
-    assert_equal(reader, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250])))
-    # Two of three levels, in the order of the source.
+    require_equal(reader, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250])))
+    # Only two of three levels are read, in the order of the source.
     assert {levels for name, _, levels in memory.asked if name == "t"} == {(85000.0, 25000.0)}
     assert ("ground", None, None) in memory.asked
 
@@ -130,39 +129,41 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
     ],
     ids=["regridded", "units", "window", "renamed", "interpolated", "derived"],
 )  # fmt: skip
-def test_what_is_done_to_files(tmp_path: Path, options: dict[str, Any]) -> None:
-    memory = Memory()
+def test_options_have_the_same_effect_on_files_and_sources(tmp_path: Path, options: dict[str, Any]) -> None:
+    memory = MemorySource()
     memory.fields |= {"v": random_fields(4, H, W, seed=4), "ps": random_fields(4, H, W, seed=5) + 100_000}
     memory.variables |= {"v": SourceVariable("m s-1"), "ps": SourceVariable("Pa")}
     units = {name: {"units": variable.units} for name, variable in memory.variables.items()}
     file = write_file(tmp_path / "a.nc", memory.fields, lat=LAT, lon=LON, levels=[250, 500, 850], attributes=units)
     source = options.pop("source", {})
     expected = open_memory(SimpleReader(), sources=[{"path": str(file)} | source], **options)
-    assert_equal(open_memory(memory, source=source, **options), expected)
+    require_equal(open_memory(memory, source=source, **options), expected)
 
 
-def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
-    """Numbers of model levels, their coefficients in a table: interpolated, and integrated to geopotential."""
-    fields = world.fields_of("t", "q", "sp", "zs", times=3)
-    a, b = world.half_levels()
+def test_source_on_hybrid_levels_equals_file(tmp_path: Path) -> None:
+    """Fields on numbered model levels are interpolated and integrated to geopotential with coefficients of a table."""
+    fields = hybrid.fields_of("t", "q", "sp", "zs", times=3)
+    a, b = hybrid.half_levels()
     rows = [f"{n},{a_n:.9f},{b_n:.12f}" for n, (a_n, b_n) in enumerate(zip(a, b, strict=True))]
     (tmp_path / "table.csv").write_text("\n".join(["n,a,b", *rows]))
-    vertical = {"vertical": world.GROUND | {"coefficients": str(tmp_path / "table.csv")}}
-    numbers = range(1, world.K + 1)
+    vertical = {"vertical": hybrid.GROUND | {"coefficients": str(tmp_path / "table.csv")}}
+    level_numbers = range(1, hybrid.K + 1)
     variables = {
-        name: SourceVariable(world.UNITS[name], numbers if name in "tq" else None, "1", is_static=name == "zs")
+        name: SourceVariable(hybrid.UNITS[name], level_numbers if name in "tq" else None, "1", is_static=name == "zs")
         for name in fields
     }
-    memory = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
-    path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
-    options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
-    options["variable_options"] = {name: world.DERIVED[name] for name in ("z", "msl")}
+    memory = MemorySource(
+        hybrid.HOURS[:3], latitude=hybrid.LAT, longitude=hybrid.LON, variables=variables, fields=fields
+    )
+    path = hybrid.write(tmp_path / "ml.nc", "no", fields, hybrid.HOURS[:3])
+    options = {"p3": ["t", "z"], "p2": ["msl"], "levels": hybrid.LEVELS}
+    options["variable_options"] = {name: hybrid.DERIVED[name] for name in ("z", "msl")}
     reader = open_memory(memory, source=vertical, **options)
-    assert_equal(reader, open_memory(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
+    require_equal(reader, open_memory(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
     memory.asked.clear()
     reader.read(1)
-    assert {len(levels) for name, _, levels in memory.asked if name == "t"} == {1, world.K}
-    # The lowest level for the pressure at sea level, else a whole column at once.
+    assert {len(levels) for name, _, levels in memory.asked if name == "t"} == {1, hybrid.K}
+    # The sea level pressure reads only the lowest level. The other variables read whole columns at once.
 
 
 class SimpleReader:
@@ -179,9 +180,9 @@ class SimpleReader:
     ],
     ids=["datetime64", "360_day", "noleap", "index"],
 )
-def test_each_field_is_that_of_its_time(times: Any) -> None:
-    """A field whose value is its own time, across 29 February."""
-    memory = Memory(times=times, variables={"u": SourceVariable("1")})
+def test_each_field_belongs_to_its_time(times: Any) -> None:
+    """The value of each field is its time. The times extend across 29 February."""
+    memory = MemorySource(times=times, variables={"u": SourceVariable("1")})
     memory.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
     days = {"train": "2000-02-28", "valid": "2000-03-03", "test": "2000-03-06"}
     splits = {name: [day, day] for name, day in days.items()}
@@ -192,16 +193,16 @@ def test_each_field_is_that_of_its_time(times: Any) -> None:
         assert set(reader.read(index).ravel()) == {date.day * 24 + date.hour}
 
 
-def with_attributes(**changes: Any) -> Callable[[], Memory]:
+def with_attributes(**changes: Any) -> Callable[[], MemorySource]:
     """Return a function that builds a source with these attributes."""
-    return lambda: Memory(**changes)
+    return lambda: MemorySource(**changes)
 
 
-def with_fields(change_field: Callable[[np.ndarray], Any]) -> Callable[[], Memory]:
+def with_fields(change_field: Callable[[np.ndarray], Any]) -> Callable[[], MemorySource]:
     """Return a function that builds a source whose fields at 6 UTC are changed."""
 
-    def build_source() -> Memory:
-        memory = Memory()
+    def build_source() -> MemorySource:
+        memory = MemorySource()
         read = memory.read
 
         def read_changed(name: str, time: datetime, levels: tuple[float, ...] | None) -> Any:
@@ -250,17 +251,17 @@ def label_with_another_time(field: np.ndarray) -> xr.DataArray:
         (with_fields(lambda field: field.astype(float) * 1e300), ["t, level 850 at 2000-01-01T06:00", "infinite"]),
     ],
 )  # fmt: skip
-def test_refusals_say_where(build_source: Callable[[], Memory], phrases: list[str]) -> None:
-    with pytest.raises(DataError) as caught:
+def test_errors_name_the_source_and_the_field(build_source: Callable[[], MemorySource], phrases: list[str]) -> None:
+    with pytest.raises(DataError) as error_info:
         reader = open_memory(build_source())
         reader.read(0)
         reader.read(1)
-    text = str(caught.value)
+    text = str(error_info.value)
     assert all(word in text for word in phrases), text
     assert "data.sources.0 (given)" in text or phrases[0].startswith("t, level")
 
 
-def test_what_is_lacking_is_named() -> None:
+def test_missing_attribute_is_named() -> None:
     class Empty:
         def read(self) -> None: ...
 
@@ -270,19 +271,19 @@ def test_what_is_lacking_is_named() -> None:
         open_memory(Empty())
 
 
-def test_a_field_with_its_own_time_is_taken() -> None:
-    plain_reader = open_memory(Memory())
-    labelled = Memory()
+def test_field_with_the_correct_time_coordinate_is_accepted() -> None:
+    expected_reader = open_memory(MemorySource())
+    labelled = MemorySource()
     read = labelled.read
     labelled.read = lambda name, time, levels: xr.DataArray(
         read(name, time, levels), coords={"time": np.datetime64(time, "ns")}, dims=("x", "y", "z")[: 3 - (not levels)]
     )
-    assert_equal(open_memory(labelled), plain_reader)
+    require_equal(open_memory(labelled), expected_reader)
 
 
-def test_options_reach_the_class() -> None:
+def test_options_are_passed_to_the_class() -> None:
     @register_source("counted")
-    class Counted(Memory):
+    class SourceWithOptions(MemorySource):
         def __init__(self, number: int = 4, **others: Any) -> None:
             super().__init__(hours=range(0, 6 * number, 6))
             self.others = others
@@ -291,10 +292,10 @@ def test_options_reach_the_class() -> None:
     assert len(open_memory(SimpleReader(), sources=[source]).times) == 7
 
 
-def test_what_decorators_below_add_to_a_class_counts() -> None:
+def test_decorators_above_register_source_take_effect() -> None:
     @dataclass
     @register_source("made_below")
-    class Above(Memory):
+    class DataclassSource(MemorySource):
         hours: Any
 
         def __post_init__(self) -> None:
@@ -304,44 +305,43 @@ def test_what_decorators_below_add_to_a_class_counts() -> None:
     assert len(open_memory(SimpleReader(), sources=[source]).times) == 2
 
 
-def test_a_fork_leaves_what_its_parent_made() -> None:
-    """A worker must not end its parent's connection."""
-    ended: list[int] = []
-    reading, writing = os.pipe()
+def test_forked_process_does_not_close_the_source_of_its_parent() -> None:
+    closing_pids: list[int] = []
+    read_end, write_end = os.pipe()
 
-    class Connected(Memory):
+    class SourceWithConnection(MemorySource):
         def __del__(self) -> None:
-            ended.append(os.getpid())
+            closing_pids.append(os.getpid())
 
-    register_source("connected")(Connected)
+    register_source("connected")(SourceWithConnection)
     reader = open_memory(SimpleReader(), sources=[{"type": "connected"}])
-    ended.clear()
+    closing_pids.clear()
     if os.fork() == 0:
         reader.read(0)
-        os.write(writing, str(len(ended)).encode())
+        os.write(write_end, str(len(closing_pids)).encode())
         os._exit(0)
-    assert os.read(reading, 10) == b"0"
+    assert os.read(read_end, 10) == b"0"
     os.wait()
 
 
 @pytest.mark.parametrize("wrong", [lambda: None, type("NoRead", (), {})])
-def test_only_classes_that_read_are_registered(wrong: object) -> None:
+def test_class_without_method_read_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="must be a class with a method read"):
         register_source("wrong")(wrong)
 
 
-def test_a_name_belongs_to_one_class() -> None:
-    register_source("memory")(Memory)
-    register_source("memory")(Memory)
+def test_name_is_refused_for_a_second_class() -> None:
+    register_source("memory")(MemorySource)
+    register_source("memory")(MemorySource)
     with pytest.raises(ConfigError, match="is taken by"):
         register_source("memory")(SimpleReader)
 
 
-def test_a_fingerprint_changes_with_what_is_said() -> None:
+def test_fingerprint_changes_with_the_content_of_the_source() -> None:
     def fingerprint(**changes: Any) -> list[int]:
-        memory = Memory(**changes)
+        memory = MemorySource(**changes)
         members = {"__new__": lambda cls: memory, "__init__": lambda self: None}
-        register_source("given")(type("Given", (Memory,), members))
+        register_source("given")(type("Given", (MemorySource,), members))
         conf = make_config("", p3=["t"], levels=[850], sources=[{"type": "given"}])
         return OpenFiles(conf.sources).fingerprint("data.sources.0 (given)", 0)
 
@@ -382,8 +382,8 @@ class Elsewhere:
 """
 
 
-def test_another_process_reads_without_asking_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ranks, and processes that are started, do: the module is imported by unpickling, the class made there."""
+def test_another_process_reads_without_listing_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and new processes unpickle a reader. This imports the plugin's module and creates a new source."""
     (tmp_path / "elsewhere_source.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     __import__("elsewhere_source")

@@ -1,4 +1,4 @@
-"""Regridding: against closed forms, areas overlapped by brute force, and scipy's interpolation."""
+"""Tests of regridding against closed forms, brute-force overlap areas, and SciPy's interpolation."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ GRIDS = {
     )[0],
 }
 PAIRS = [("quarter", "one"), ("gaussian", "odd"), ("gaussian", "one"), ("shifted", "coarse"), ("coarse", "quarter")]
-each_pair = pytest.mark.parametrize(("source", "target"), PAIRS)
+parametrize_grid_pairs = pytest.mark.parametrize(("source", "target"), PAIRS)
 
 
-def harmonic(grid: LatLonGrid, degree: int, order: int) -> np.ndarray:
-    """A real spherical harmonic at the cells' centres."""
+def compute_harmonic(grid: LatLonGrid, degree: int, order: int) -> np.ndarray:
+    """Return a real spherical harmonic at the cell centres."""
     colatitude = np.deg2rad(90.0 - grid.lat)[:, None]
     longitude = np.deg2rad(grid.lon)
     return sph_harm_y(degree, order, colatitude, longitude).real
 
 
-def mean(fields: np.ndarray, grid: LatLonGrid) -> float:
+def compute_area_mean(fields: np.ndarray, grid: LatLonGrid) -> float:
     return float((fields.astype(np.float64) * grid.area_weights()).sum())
 
 
 @pytest.mark.parametrize("method", ["bilinear", "conservative", "nearest"])
-@each_pair
-def test_a_constant_stays(source: str, target: str, method: str) -> None:
+@parametrize_grid_pairs
+def test_constant_field_stays_constant(source: str, target: str, method: str) -> None:
     source = GRIDS[source]
     target = GRIDS[target]
     regridded = Regridder(source, target, method).apply(np.full((2, *source.shape), 287.3, np.float32))
@@ -49,23 +49,23 @@ def test_a_constant_stays(source: str, target: str, method: str) -> None:
     np.testing.assert_allclose(regridded, 287.3, rtol=5e-7)
 
 
-@each_pair
+@parametrize_grid_pairs
 def test_conservative_keeps_the_global_mean(source: str, target: str) -> None:
     source = GRIDS[source]
     target = GRIDS[target]
     noise = np.random.default_rng(3).normal(280.0, 20.0, source.shape).astype(np.float32)
     regridded = Regridder(source, target, "conservative").apply(noise)
-    assert mean(regridded, target) == pytest.approx(mean(noise, source), rel=1e-6)
+    assert compute_area_mean(regridded, target) == pytest.approx(compute_area_mean(noise, source), rel=1e-6)
 
 
 @pytest.mark.parametrize(("source", "target"), [("gaussian", "odd"), ("shifted", "coarse"), ("coarse", "odd")])
-def test_conservative_against_areas_counted(source: str, target: str) -> None:
-    """The sphere is cut into small pieces of equal area, each looked up in both grids."""
+def test_conservative_equals_counted_areas(source: str, target: str) -> None:
+    """The reference divides the sphere into small pieces of equal area, and finds their cells in both grids."""
     source = GRIDS[source]
     target = GRIDS[target]
     values = np.random.default_rng(0).normal(size=source.shape)
 
-    def cells(grid: LatLonGrid, sines: np.ndarray, longitudes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find_cells(grid: LatLonGrid, sines: np.ndarray, longitudes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.searchsorted(-np.sin(np.deg2rad(grid.lat_bounds)), -sines) - 1
         width = 360.0 / len(grid.lon)
         return rows, np.floor((longitudes - grid.lon[0]) / width + 0.5).astype(int) % len(grid.lon)
@@ -74,9 +74,9 @@ def test_conservative_against_areas_counted(source: str, target: str) -> None:
     pieces_w = 1_800_000
     sines = 1.0 - 2.0 * (np.arange(pieces_h) + 0.5) / pieces_h
     longitudes = 360.0 * (np.arange(pieces_w) + 0.5) / pieces_w
-    from_rows, from_columns = cells(source, sines, longitudes)
-    to_rows, to_columns = cells(target, sines, longitudes)
-    # Pieces of (target cell, source cell), first along rows, then along columns.
+    from_rows, from_columns = find_cells(source, sines, longitudes)
+    to_rows, to_columns = find_cells(target, sines, longitudes)
+    # Numbers of pieces of each (target, source) pair, first of rows, then of columns.
     by_row = np.zeros((target.shape[0], source.shape[0]))
     np.add.at(by_row, (to_rows, from_rows), 1.0)
     by_column = np.zeros((target.shape[1], source.shape[1]))
@@ -84,13 +84,16 @@ def test_conservative_against_areas_counted(source: str, target: str) -> None:
     pieces = by_row.sum(axis=1)[:, None] * by_column.sum(axis=1)
     expected = by_row @ values @ by_column.T / pieces
     regridded = Regridder(source, target, "conservative").apply(values)
-    # The smallest band of a target has 1200 pieces, so shares are known to 1 in 1200.
+    # The smallest latitude band of a target has 1200 pieces, so shares are accurate to 1 in 1200.
     np.testing.assert_allclose(regridded, expected, atol=3e-3)
 
 
-@each_pair
-def test_bilinear_is_exact_for_what_is_linear(source: str, target: str) -> None:
-    """In latitude everywhere between the rows; in longitude but for the column where a sawtooth falls."""
+@parametrize_grid_pairs
+def test_bilinear_is_exact_for_linear_fields(source: str, target: str) -> None:
+    """A field linear in latitude is exact between the outer rows.
+
+    A field linear in longitude is exact except between the last and the first column, where it jumps.
+    """
     source = GRIDS[source]
     target = GRIDS[target]
     regridder = Regridder(source, target, "bilinear")
@@ -104,14 +107,14 @@ def test_bilinear_is_exact_for_what_is_linear(source: str, target: str) -> None:
     np.testing.assert_allclose(regridded, np.broadcast_to(target.lon[between], regridded.shape), atol=5e-5)
 
 
-@each_pair
-def test_bilinear_against_scipy(source: str, target: str) -> None:
+@parametrize_grid_pairs
+def test_bilinear_equals_scipy(source: str, target: str) -> None:
     source = GRIDS[source]
     target = GRIDS[target]
     values = np.random.default_rng(1).normal(size=source.shape).astype(np.float32)
-    around = np.concatenate([values[:, -1:], values, values[:, :1]], axis=1)
+    periodic_values = np.concatenate([values[:, -1:], values, values[:, :1]], axis=1)
     longitudes = np.concatenate([[source.lon[-1] - 360], source.lon, [source.lon[0] + 360]])
-    reference = RegularGridInterpolator((-source.lat, longitudes), around)
+    reference = RegularGridInterpolator((-source.lat, longitudes), periodic_values)
     inside = (target.lat <= source.lat[0]) & (target.lat >= source.lat[-1])
     points = np.stack(np.meshgrid(-target.lat[inside], target.lon, indexing="ij"), axis=-1)
     regridded = Regridder(source, target, "bilinear").apply(values)[inside]
@@ -119,27 +122,27 @@ def test_bilinear_against_scipy(source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(("degree", "order"), [(1, 0), (3, 2), (6, 5)])
-@each_pair
-def test_harmonics_within_the_error_of_second_order(source: str, target: str, degree: int, order: int) -> None:
-    """Linear interpolation and cell means err by at most h^2/8 and h^2/24 of second derivatives, up to l (l + 1)."""
+@parametrize_grid_pairs
+def test_errors_of_harmonics_are_of_second_order(source: str, target: str, degree: int, order: int) -> None:
+    """Errors are at most h^2/8 (interpolation) and h^2/24 (cell means) of second derivatives, which reach l (l + 1)."""
     source = GRIDS[source]
     target = GRIDS[target]
-    field = harmonic(source, degree, order)
-    truth = harmonic(target, degree, order)
-    step = np.deg2rad(max(180.0 / source.shape[0], 360.0 / source.shape[1]))
-    coarser = np.deg2rad(max(180.0 / target.shape[0], 360.0 / target.shape[1]))
+    field = compute_harmonic(source, degree, order)
+    truth = compute_harmonic(target, degree, order)
+    source_step = np.deg2rad(max(180.0 / source.shape[0], 360.0 / source.shape[1]))
+    target_step = np.deg2rad(max(180.0 / target.shape[0], 360.0 / target.shape[1]))
     curvature = degree * (degree + 1) * np.abs(truth).max()
     regridded = Regridder(source, target, "bilinear").apply(field)
     # The error of each of the two directions is at most h^2/8.
-    assert np.abs(regridded - truth).max() <= step**2 / 4 * curvature + 1e-6
-    if coarser >= 2 * step:
+    assert np.abs(regridded - truth).max() <= source_step**2 / 4 * curvature + 1e-6
+    if target_step >= 2 * source_step:
         regridded = Regridder(source, target, "conservative").apply(field)
         inner = np.abs(target.lat) < 80
-        bound = (step + coarser) ** 2 / 6 * curvature
+        bound = (source_step + target_step) ** 2 / 6 * curvature
         assert np.abs(regridded - truth)[inner].max() <= bound
 
 
-def test_a_row_on_the_pole() -> None:
+def test_row_on_the_pole_is_the_mean_of_the_nearest_row() -> None:
     gaussian = GRIDS["gaussian"]
     one_degree = GRIDS["one"]
     values = np.random.default_rng(2).normal(size=gaussian.shape)
@@ -147,14 +150,14 @@ def test_a_row_on_the_pole() -> None:
     np.testing.assert_allclose(
         regridded[[0, -1]], np.broadcast_to(values[[0, -1]].mean(1)[:, None], (2, 360)), atol=1e-6
     )
-    # Rows on the poles are taken as they are.
+    # Source rows on the poles keep their values.
     values = np.random.default_rng(2).normal(size=one_degree.shape).astype(np.float32)
     regridded = Regridder(one_degree, LatLonGrid.equiangular(91, 360, poles=True), "bilinear").apply(values)
     np.testing.assert_array_equal(regridded, values[::2])
 
 
 def test_wind_across_a_pole_keeps_its_direction() -> None:
-    """One wind over the pole, (1, 2) in a plane that touches it: along the meridian lambda, u = -sin + 2 cos."""
+    """A uniform wind (1, 2) in the pole's tangent plane has u = 2 cos(lambda) - sin(lambda) at longitude lambda."""
     gaussian = GRIDS["gaussian"]
     one_degree = GRIDS["one"]
 
@@ -169,16 +172,16 @@ def test_wind_across_a_pole_keeps_its_direction() -> None:
     assert np.abs(scalar[0]).max() < 1e-6 < 1.0 < np.abs(regridded[0]).max()
 
 
-def test_nearest_takes_values_that_are_there() -> None:
+def test_nearest_returns_values_of_the_source() -> None:
     source = GRIDS["gaussian"]
     target = GRIDS["odd"]
-    kinds = np.random.default_rng(4).integers(0, 16, source.shape).astype(np.float32)
-    regridded = Regridder(source, target, "nearest").apply(kinds)
+    categories = np.random.default_rng(4).integers(0, 16, source.shape).astype(np.float32)
+    regridded = Regridder(source, target, "nearest").apply(categories)
     for row, column in ((0, 0), (22, 99), (44, 50), (10, 3)):
-        north = np.abs(source.lat - target.lat[row]).argmin()
-        turn = np.abs((source.lon - target.lon[column] + 180) % 360 - 180)
-        assert regridded[row, column] == kinds[north, turn.argmin()]
-    assert set(np.unique(regridded)) <= set(np.unique(kinds))
+        nearest_row = np.abs(source.lat - target.lat[row]).argmin()
+        lon_distance = np.abs((source.lon - target.lon[column] + 180) % 360 - 180)
+        assert regridded[row, column] == categories[nearest_row, lon_distance.argmin()]
+    assert set(np.unique(regridded)) <= set(np.unique(categories))
 
 
 @pytest.mark.parametrize("method", ["bilinear", "conservative", "nearest"])
@@ -202,8 +205,12 @@ def test_missing_values_have_no_weight(method: str) -> None:
     ("columns", "lost", "missing"),
     [(8, [2], False), (8, [1, 3], False), (8, [1, 2], True), (20, [3, 4], False), (20, [3, 5, 7], True)],
 )
-def test_less_than_half_is_missing(columns: int, lost: list[int], missing: bool) -> None:
-    """Column 1 of the target, 45 to 135 degrees, is a quarter, a half and a quarter of 8, and five fifths of 20."""
+def test_cell_is_missing_if_less_than_half_has_values(columns: int, lost: list[int], missing: bool) -> None:
+    """A target cell is missing if less than half of its area has values.
+
+    Column 1 of the target, 45 to 135 degrees, consists of columns 1, 2 and 3 of 8 source columns, with shares of 1/4,
+    1/2 and 1/4. It consists of five of 20 source columns, with shares of 1/5.
+    """
     source = LatLonGrid.equiangular(4, columns, poles=False)
     target = LatLonGrid.equiangular(4, 4, poles=False)
     values = np.ones(source.shape, np.float32)
@@ -212,7 +219,7 @@ def test_less_than_half_is_missing(columns: int, lost: list[int], missing: bool)
     assert np.isnan(regridded).all() if missing else np.allclose(regridded, 1.0, rtol=1e-6)
 
 
-def test_values_that_are_infinite_stay_visible() -> None:
+def test_infinite_values_are_not_hidden() -> None:
     source = GRIDS["coarse"]
     target = GRIDS["odd"]
     values = np.ones(source.shape, np.float32)
@@ -221,11 +228,11 @@ def test_values_that_are_infinite_stay_visible() -> None:
         assert not np.isfinite(Regridder(source, target, method).apply(values)).all()
 
 
-def test_it_goes_to_other_processes() -> None:
+def test_pickled_regridder_is_small_and_equal() -> None:
     source = GRIDS["gaussian"]
     target = GRIDS["odd"]
     values = np.random.default_rng(5).normal(size=source.shape)
     regridder = Regridder(source, target, "bilinear")
-    again = pickle.loads(pickle.dumps(regridder))
-    np.testing.assert_array_equal(again.apply(values), regridder.apply(values))
+    unpickled = pickle.loads(pickle.dumps(regridder))
+    np.testing.assert_array_equal(unpickled.apply(values), regridder.apply(values))
     assert len(pickle.dumps(Regridder(GRIDS["quarter"], GRIDS["one"], "conservative"))) < 200_000

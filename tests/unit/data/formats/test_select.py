@@ -1,4 +1,4 @@
-"""One member, step or height of files that hold several."""
+"""Tests of selecting one member, step or height of files that contain several."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LAT, LON = np.linspace(78.75, -78.75, H), np.arange(W) * 22.5
 
 
 @pytest.fixture(params=["nc", "zarr"])
-def members(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, np.ndarray]:
-    """A file with t of three members and t2m of one, and the values of t."""
+def member_file(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, np.ndarray]:
+    """Write a file with t of three members and t2m without members. Return its path and the values of t."""
     t = random_fields(3, 4, H, W)
     dataset = xr.Dataset(
         {
@@ -42,17 +42,17 @@ def members(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, np.nd
     return path, t
 
 
-def config(path: Path, select: dict, *names: str) -> DataConfig:
+def build_config(path: Path, select: dict, *names: str) -> DataConfig:
     """Return a data section with one source."""
     return make_config("", sources=[{"path": str(path), "select": select}], p2=names)
 
 
-def test_by_value_not_by_place(members: tuple[Path, np.ndarray]) -> None:
-    path, t = members
-    reader = open_sources(config(path, {"number": 5, "height": 2}, "t", "t2m"))
+def test_selection_is_by_value_and_not_by_position(member_file: tuple[Path, np.ndarray]) -> None:
+    path, t = member_file
+    reader = open_sources(build_config(path, {"number": 5, "height": 2}, "t", "t2m"))
     np.testing.assert_array_equal(reader.read(1)[0], t[2, 1])
     np.testing.assert_array_equal(reader.read(1)[1], random_fields(4, H, W, seed=1)[1])
-    np.testing.assert_array_equal(open_sources(config(path, {"kind": "fc"}, "tagged")).read(0)[0], t[1, 0])
+    np.testing.assert_array_equal(open_sources(build_config(path, {"kind": "fc"}, "tagged")).read(0)[0], t[1, 0])
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,19 @@ def test_by_value_not_by_place(members: tuple[Path, np.ndarray]) -> None:
         ({}, "bare", r"nameless \(2\) of bare has no coordinate variable.*cut the file to one position"),
     ],
 )
-def test_refused(members: tuple[Path, np.ndarray], select: dict, name: str, reason: str) -> None:
+def test_invalid_selections_are_refused(
+    member_file: tuple[Path, np.ndarray], select: dict, name: str, reason: str
+) -> None:
     with pytest.raises(DataError, match=reason):
-        open_sources(config(members[0], select, name))
+        open_sources(build_config(member_file[0], select, name))
 
 
 TIME = {"units": "hours since 2000-01-01"}
 
 
 @pytest.mark.parametrize("dims", [("began", "time"), ("time", "began")])
-def test_a_further_time_of_length_one(tmp_path: Path, dims: tuple[str, str]) -> None:
-    """As in archives of the classic format: the time of the analysis is a dimension beside the months."""
+def test_second_time_dimension_of_length_one_is_accepted(tmp_path: Path, dims: tuple[str, str]) -> None:
+    """Archives in the classic format may have the time of the analysis as a dimension in addition to the months."""
     t = random_fields(4, H, W)
     dataset = xr.Dataset(
         {"t": ((*dims, "lat", "lon"), t[None] if dims[0] == "began" else t[:, None], {"units": "K"})},
@@ -88,7 +90,7 @@ def test_a_further_time_of_length_one(tmp_path: Path, dims: tuple[str, str]) -> 
         },
     )
     dataset.to_netcdf(tmp_path / "a.nc", format="NETCDF3_CLASSIC")
-    reader = open_sources(config(tmp_path / "a.nc", {}, "t"))
+    reader = open_sources(build_config(tmp_path / "a.nc", {}, "t"))
     assert [reader.calendar.format(time)[:10] for time in reader.times[:2]] == ["2000-01-01", "2000-02-01"]
     np.testing.assert_array_equal(reader.read(2)[0], t[2])
 
@@ -114,18 +116,18 @@ def test_a_further_time_of_length_one(tmp_path: Path, dims: tuple[str, str]) -> 
         ),
     ],
 )
-def test_a_time_that_is_none(tmp_path: Path, time: tuple, reason: str) -> None:
+def test_invalid_time_axis_is_refused(tmp_path: Path, time: tuple, reason: str) -> None:
     coordinates = {"lat": ("lat", LAT, {"units": "degrees_north"}), "lon": ("lon", LON, {"units": "degrees_east"})}
     if time[0] == "time":
         coordinates["time"] = time
     dataset = xr.Dataset({"t": (("time", "lat", "lon"), random_fields(4, H, W), {"units": "K"})}, coordinates)
     dataset.to_netcdf(tmp_path / "a.nc")
     with pytest.raises(DataError, match=reason):
-        open_sources(config(tmp_path / "a.nc", {}, "t"))
+        open_sources(build_config(tmp_path / "a.nc", {}, "t"))
 
 
-def test_a_step_of_forecasts_has_its_valid_time(tmp_path: Path) -> None:
-    """As files converted from GRIB have it: time is the initial time, valid_time lies beside it."""
+def test_selected_forecast_step_has_its_valid_times(tmp_path: Path) -> None:
+    """In files converted from GRIB, time is the initial time, and valid_time is a separate coordinate."""
     t = random_fields(2, 3, H, W)
     initial = {"units": "hours since 2000-01-01", "standard_name": "time", "long_name": "initial time of forecast"}
     dataset = xr.Dataset(
@@ -139,6 +141,6 @@ def test_a_step_of_forecasts_has_its_valid_time(tmp_path: Path) -> None:
         },
     )
     dataset.to_netcdf(tmp_path / "a.nc")
-    reader = open_sources(config(tmp_path / "a.nc", {"step": 6}, "t"))
+    reader = open_sources(build_config(tmp_path / "a.nc", {"step": 6}, "t"))
     assert [reader.calendar.format(time) for time in reader.times] == ["2000-01-01T06:00", "2000-01-02T06:00"]
     np.testing.assert_array_equal(reader.read(1)[0], t[1, 1])

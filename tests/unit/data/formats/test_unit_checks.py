@@ -1,4 +1,4 @@
-"""Units and values that cannot be right are named, and those that can are left alone."""
+"""Tests of the unit checks: implausible units and values are reported, plausible ones are accepted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.data.files_on_the_fly import make_config, write_file
 
 
 def describe_problem(name: str, units: str, values: object, level: float | None = None, standard_name: str = "") -> str:
-    """Return what is said of the units and values of a field; empty for nothing."""
+    """Return the message about the units and values of a field, empty if they are plausible."""
     attributes = {"units": units, "standard_name": standard_name}
     try:
         require_plausible_units(name, attributes, "a.nc")
@@ -65,14 +65,16 @@ def values_around(mean: float) -> list[float]:
         ("ci", "K", 50.0, None, "sea_ice_area_fraction"),
         ("ci", "", 50.0, None, "sea_ice_area_fraction"),
         ("lsm", "1", 50.0, None, ""),
-        # Not known: units, quantity.
+        # Unknown units or unknown quantities.
         ("t2m", "furlong", 3.0, None, ""),
         ("tp", "K", 3.0, None, ""),
         ("z", "", 3.0, 500, ""),
         ("n", "m-3", 1e12, None, ""),
     ],
 )
-def test_what_can_be_right(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
+def test_plausible_values_are_accepted(
+    name: str, units: str, mean: float, level: float | None, standard_name: str
+) -> None:
     assert describe_problem(name, units, values_around(mean), level, standard_name) == ""
 
 
@@ -100,13 +102,15 @@ def test_what_can_be_right(name: str, units: str, mean: float, level: float | No
         ("ci", "%", -30.0, None, "sea_area_fraction"),
     ],
 )
-def test_what_cannot(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
+def test_implausible_values_are_reported(
+    name: str, units: str, mean: float, level: float | None, standard_name: str
+) -> None:
     assert describe_problem(name, units, values_around(mean), level, standard_name) != ""
 
 
 @pytest.mark.parametrize("fill", [9.96921e36, 1e20, -1e20, 1e15, -999.0, -9999.0, -99.99, -32767.0, 3.4e38])
 @pytest.mark.parametrize("others", [[-20.0, 30.0, 12.0], [0.0, 0.0, 0.0], [0.2, 0.4, np.nan], [1e-9, 0.0, 0.0]])
-def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
+def test_fill_values_are_recognised(fill: float, others: list[float]) -> None:
     message = describe_problem("x", "", [*others, fill])
     assert message.startswith(f"1 of 4 values are {np.float32(fill):.6g}, the first: a fill value")
     assert "data.variable_options.x.valid_range" in message
@@ -116,7 +120,7 @@ def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        # A height near the ground, rates with heavy tails, nearly always zero, counts, a packed field's smallest value
+        # Heights near the ground, rates with heavy tails, values that are mostly zero, counts, packed integers.
         [-1500.0, -999.0, 2400.0, 30.0],
         [-99.0, 60.0, -20.0, 5.0],
         [0.0, 0.0, 0.0, 0.4],
@@ -126,11 +130,11 @@ def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
         [0.0, 9999.0, 20000.0, 300.0],
     ],
 )
-def test_data_that_look_like_fill_values(values: list[float]) -> None:
+def test_data_that_look_like_fill_values_are_accepted(values: list[float]) -> None:
     assert describe_problem("x", "", values) == ""
 
 
-def test_a_fill_value_of_packed_integers_stands_apart() -> None:
+def test_fill_value_of_packed_integers_is_recognised() -> None:
     rules = build_value_rules("x", {}, packing=(0.01, 250.0))
     field = np.array([[[280.0, 281.0], [279.0, -32767 * 0.01 + 250.0]]])
     assert rules.apply(field)[1].value == pytest.approx(-77.67)
@@ -141,12 +145,12 @@ def test_a_fill_value_of_packed_integers_stands_apart() -> None:
 @pytest.mark.parametrize(
     "packed",
     [
-        # No rain at all, in one cell, the most of the file in one cell, in two cells.
+        # No rain, rain in one cell, the maximum of the file in one cell, rain in two cells.
         [0, 0, 0, 0], [0, 0, 0, 900], [0, 0, 0, 65534], [0, 0, 900, 910],
     ],
 )  # fmt: skip
-def test_the_least_value_of_packed_rain_is_data(lowest: int, packed: list[int]) -> None:
-    """NCO packs the least value of a file as -32767, the usual recipe of Python as -32768."""
+def test_minimum_of_packed_rain_is_data(lowest: int, packed: list[int]) -> None:
+    """NCO packs the minimum of a file as -32767. Common Python code packs it as -32768."""
     scale = 0.001
     rules = build_value_rules("tp", {"units": "m"}, packing=(scale, -lowest * scale))
     field = np.array(packed, dtype=np.float32).reshape(1, 2, 2) * scale
@@ -159,8 +163,8 @@ def test_the_ends_of_a_packed_range_are_data() -> None:
         assert rules.apply(np.array(values).reshape(1, 2, 2))[1] is None
 
 
-def test_a_packed_file_that_declares_its_fill_value(tmp_path: Path) -> None:
-    """The declared one is missing; no other integer is taken for a fill value."""
+def test_packed_file_has_only_its_declared_fill_value(tmp_path: Path) -> None:
+    """Only the declared fill value is missing. No other integer is treated as a fill value."""
     values = np.full((4, 8, 16), 280.0)
     values[:, 0, :8] = 281.0
     values[1, 2, 3] = -999 * 0.01 + 280.0
@@ -178,8 +182,8 @@ def test_each_level_has_its_limits() -> None:
     rules = build_value_rules("z", {"units": "m2 s-2"}, levels=[850, 500, 10])
     fields = np.stack([np.full((2, 2), value, np.float32) for value in (14000, 54000, 300000)])
     assert rules.apply(fields)[1] is None
-    wrong = rules.apply(np.stack([fields, fields[[0, 0, 2]]]))[1]
-    assert (wrong.index, wrong.level_index) == ((1,), 1)
+    implausible = rules.apply(np.stack([fields, fields[[0, 0, 2]]]))[1]
+    assert (implausible.index, implausible.level_index) == ((1,), 1)
     assert rules.apply(fields[[0]], slice(1, 2))[1].level_index == 1
 
 
@@ -197,7 +201,7 @@ def test_each_level_has_its_limits() -> None:
         ({"valid_range": [1.0, 2.0, 3.0]}, None, None),
     ],
 )
-def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None, expected: tuple | None) -> None:
+def test_range_that_a_file_declares_is_used(attributes: dict, packing: tuple | None, expected: tuple | None) -> None:
     file_range = read_file_range(attributes, packing)
     assert file_range == (expected and pytest.approx(expected, rel=1e-5, abs=1e-3))
     if file_range is not None:
@@ -208,18 +212,18 @@ def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None,
         )
 
 
-def test_a_wide_range_of_the_file_does_not_excuse_wrong_units() -> None:
+def test_wide_range_of_the_file_does_not_disable_unit_checks() -> None:
     rules = build_value_rules("t2m", {"units": "K"}, file_range=(-1e30, 1e30))
     assert rules.apply(np.full((1, 2, 2), 15.0))[1] is not None
 
 
-def test_a_declared_range_decides_alone() -> None:
-    """In units of the run: what is within is accepted, also a fill value; what is outside is missing."""
+def test_configured_valid_range_replaces_other_checks() -> None:
+    """The range is in units of the run. Values inside are accepted, even fill values. Values outside are missing."""
     valid_range = convert_range_to_file_units([-1000.0, 20.0], Conversion(1.0, -273.15))
     rules = build_value_rules("t", {"units": "K"}, valid_range=valid_range)
     field = np.array([[[280.0, 9e36], [-500.0, np.nan]]], dtype=np.float32)
-    values, wrong = rules.apply(field)
-    assert wrong is None
+    values, implausible = rules.apply(field)
+    assert implausible is None
     np.testing.assert_array_equal(values, [[[280.0, np.nan], [-500.0, np.nan]]])
     assert field[0, 0, 1] > 1e36, "what is given is not written to"
 
@@ -231,12 +235,12 @@ def test_a_range_of_unsigned_integers_is_not_used(tmp_path: Path) -> None:
         file["x"].setncatts({"_Unsigned": "true", "add_offset": 0.0, "valid_range": np.array([0, -2], np.int16)})
         file["x"].set_auto_maskandscale(False)
         file["x"][:] = np.round(values / 0.01).astype(np.uint16).view(np.int16)
-    read = open_sources(make_config(path, p2=["x"])).read(3)[0]
-    np.testing.assert_allclose(read, values[3], atol=0.006)
+    fields = open_sources(make_config(path, p2=["x"])).read(3)[0]
+    np.testing.assert_allclose(fields, values[3], atol=0.006)
 
 
-def test_a_declared_range_accepts_units_of_another_quantity(tmp_path: Path) -> None:
-    """Heights that are called z and have no standard_name; the message names the way out."""
+def test_configured_valid_range_accepts_units_of_another_quantity(tmp_path: Path) -> None:
+    """The file has heights with the name z and no standard_name. The error message recommends a valid_range."""
     heights = np.random.default_rng(0).normal(5500.0, 100.0, (4, 1, 8, 16))
     path = write_file(tmp_path / "a.nc", {"z": heights}, levels=[500.0], attributes={"z": {"units": "gpm"}})
     options = {"p3": ["z"], "levels": [500.0]}

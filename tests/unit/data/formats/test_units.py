@@ -1,4 +1,4 @@
-"""Conversion of units: known numbers, through reading, packing and store; refused where it makes no sense."""
+"""Tests of unit conversion: known values, reading, packing, the training store, and refused units."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_known_conversions(source_units: str, target_units: str, value: float, e
 
 
 @pytest.mark.parametrize("units", ["K", "kelvin", "Kelvin"])
-def test_another_spelling_changes_nothing(units: str) -> None:
+def test_another_spelling_needs_no_conversion(units: str) -> None:
     assert find_conversion(units, "K", "t", "a.nc") is None
 
 
@@ -69,16 +69,18 @@ def test_another_spelling_changes_nothing(units: str) -> None:
         ("lg(re 1 mW)", "W", DataError, "not proportional"),
     ],
 )
-def test_what_cannot_be_converted(source_units: str, target_units: str, kind: type, message: str, capfd) -> None:
+def test_impossible_conversions_are_refused(
+    source_units: str, target_units: str, kind: type, message: str, capfd
+) -> None:
     with pytest.raises(kind, match=message):
         find_conversion(source_units, target_units, "z", "a.nc")
     assert capfd.readouterr().err == ""
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cf_units_is_reported_only_for_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
-    # docs/data.md says which spellings need it.
+    # docs/data.md describes which spellings need cf-units.
     assert is_same_unit("m2 s-2", "J kg-1")
     assert not is_same_unit("m2 s-2", "N m kg-1")
     with pytest.raises(
@@ -87,7 +89,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         find_conversion("degC", "K", "t", "a.nc")
 
 
-def test_files_in_different_units(tmp_path: Path) -> None:
+def test_files_in_different_units_are_converted(tmp_path: Path) -> None:
     t = random_fields(8, H, W)
     kelvin_file = write_file(tmp_path / "a.nc", {"t2m": t[:4]})
     celsius = {"t2m": {"units": "degC", "standard_name": "air_temperature"}}
@@ -111,7 +113,7 @@ def test_files_in_different_units(tmp_path: Path) -> None:
         ("kg m-2 s-1", "kg/m2/s"), ("m s-1", "m.s-1"), ("K", "kelvin"), ("(0 - 1)", "1"),
     ],
 )  # fmt: skip
-def test_two_spellings_of_one_unit_are_one(tmp_path: Path, first_units: str, second_units: str) -> None:
+def test_two_spellings_of_a_unit_are_equal(tmp_path: Path, first_units: str, second_units: str) -> None:
     values = random_fields(8, H, W)
     paths = [
         write_file(tmp_path / f"{number}.nc", {"x": values[4 * number :][:4]}, 24 * number + np.arange(0, 24, 6),
@@ -133,7 +135,7 @@ def test_two_spellings_of_one_unit_are_one(tmp_path: Path, first_units: str, sec
         ("1.1 m", "1.1 m"), ("100 m", "100 m"), ("(0 - 1)", "1"), ("%", "%"),
     ],
 )  # fmt: skip
-def test_one_spelling_keeps_numbers(units: str, expected: str) -> None:
+def test_normalised_spelling_keeps_numbers(units: str, expected: str) -> None:
     assert normalise_units(units) == expected
 
 
@@ -156,11 +158,11 @@ def test_units_that_differ_by_a_number_are_converted(first_units: str, second_un
 @pytest.mark.parametrize(
     ("first_units", "second_units"), [("m2 s-2", "m2 s-1"), ("W/m2", "W m2"), ("K", "degC"), ("10-6", "1e-6")]
 )
-def test_other_units_are_no_spelling(first_units: str, second_units: str) -> None:
+def test_different_units_have_different_spellings(first_units: str, second_units: str) -> None:
     assert normalise_units(first_units) != normalise_units(second_units)
 
 
-def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:
+def test_packing_steps_are_converted(tmp_path: Path) -> None:
     pressure = np.round(random_fields(4, H, W) * 2) / 2
     options = {"attributes": {"sp": {"units": "hPa"}}, "packed": {"sp": 0.5}}
     path = write_file(tmp_path / "a.nc", {"sp": pressure}, **options)
@@ -169,7 +171,7 @@ def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.read(2)[0], pressure[2] * 100)
 
 
-def test_static_fields_masks_and_plausibility(tmp_path: Path) -> None:
+def test_conversion_of_static_fields_masks_and_checked_values(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
     height = random_fields(H, W)
     t[:, 2, 3] = np.nan
@@ -180,10 +182,10 @@ def test_static_fields_masks_and_plausibility(tmp_path: Path) -> None:
     np.testing.assert_allclose(reader.static()[0], 1000 * height, rtol=1e-6)
     assert reader.masks["t2m"].sum() == 1
     np.testing.assert_allclose(reader.read(0)[0], t[0], atol=1e-3)
-    # A file that says Celsius and holds Kelvin is far too warm.
-    wrong = write_file(tmp_path / "b.nc", {"t2m": t, "height": height}, attributes=units)
+    # Values in Kelvin with the units degC are far too warm.
+    file_in_kelvin = write_file(tmp_path / "b.nc", {"t2m": t, "height": height}, attributes=units)
     with pytest.raises(DataError, match="b.nc: t2m at .* 127 of 128 values are outside the limits of temperature"):
-        open_sources(make_config(wrong, p2=["t2m"], static=["height"], variable_options=fields))
+        open_sources(make_config(file_in_kelvin, p2=["t2m"], static=["height"], variable_options=fields))
 
 
 def test_a_store_in_other_units_is_refused(tmp_path: Path) -> None:
@@ -192,15 +194,15 @@ def test_a_store_in_other_units_is_refused(tmp_path: Path) -> None:
     options = {"p2": ["t2m"], "store": str(tmp_path / "store.zarr")}
     conf = make_config(path, variable_options=IN_KELVIN, **options)
     write_training_store(conf)
-    stored = open_reader(conf)
-    assert stored.attributes["t2m"]["units"] == "K"
-    np.testing.assert_allclose(stored.read(3)[0], t[3], atol=5e-5)
-    assert stored.statistics.mean[0] == pytest.approx(float(t[:16].mean()), abs=1e-3)
+    store_reader = open_reader(conf)
+    assert store_reader.attributes["t2m"]["units"] == "K"
+    np.testing.assert_allclose(store_reader.read(3)[0], t[3], atol=5e-5)
+    assert store_reader.statistics.mean[0] == pytest.approx(float(t[:16].mean()), abs=1e-3)
     with pytest.raises(DataError, match="data.variable_options.t2m.units: K in the store, None in the config"):
         open_reader(make_config(path, **options))
 
 
 @pytest.mark.parametrize("fields", [{"sin_latitude": {"units": "1"}}, {"t2m": {"units": ""}}, {"t2m": {"units": 1}}])
-def test_settings_that_mean_nothing(fields: dict) -> None:
+def test_settings_without_meaning_are_refused(fields: dict) -> None:
     with pytest.raises(ValidationError, match="units"):
         make_config("a.nc", p2=["t2m"], static=["sin_latitude"], variable_options=fields)

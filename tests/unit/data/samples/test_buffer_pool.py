@@ -1,4 +1,4 @@
-"""Memory is given again only when nothing shares it any more."""
+"""Tests of the buffer pool: memory is reused only if nothing refers to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from credit.data.samples.buffer_pool import BufferPool
 SHAPE = (2, 3, 1, 16, 24)
 
 
-def test_what_is_gone_is_used_again() -> None:
+def test_released_memory_is_reused() -> None:
     buffers = BufferPool()
     address = buffers.take(*SHAPE).data_ptr()
     assert [buffers.take(*SHAPE).data_ptr() for _ in range(3)] == [address] * 3
@@ -17,9 +17,9 @@ def test_what_is_gone_is_used_again() -> None:
     assert buffers.take(*SHAPE).data_ptr() != other.data_ptr() == address
 
 
-def test_views_and_arrays_hold_it() -> None:
+def test_memory_with_views_or_arrays_is_not_reused() -> None:
     buffers = BufferPool()
-    for hold in (
+    for build_reference in (
         lambda tensor: tensor[1, :, 0],
         lambda tensor: tensor.numpy()[0],
         lambda tensor: tensor.detach().flatten(),
@@ -28,16 +28,16 @@ def test_views_and_arrays_hold_it() -> None:
     ):
         tensor = buffers.take(*SHAPE)
         address = tensor.data_ptr()
-        reference = hold(tensor)
+        reference = build_reference(tensor)
         del tensor
         assert buffers.take(*SHAPE).data_ptr() != address
         del reference
-        # Both new tensors are held at once, so one of them must be the freed memory.
+        # Two new tensors exist at the same time, so one of them must have the freed memory.
         new_tensors = [buffers.take(*SHAPE) for _ in range(2)]
         assert address in [new_tensor.data_ptr() for new_tensor in new_tensors]
 
 
-def test_other_sizes_and_none() -> None:
+def test_other_sizes_and_empty_tensors() -> None:
     buffers = BufferPool()
     first = buffers.take(4, 5)
     assert buffers.take(5, 4).shape == (5, 4)

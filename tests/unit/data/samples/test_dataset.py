@@ -1,4 +1,4 @@
-"""A field whose value is its own time is followed to the model's door."""
+"""Tests of the samples that the model receives, mostly with fields whose value is their own time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPLITS = {
 }
 
 
-def conf(**fields: object) -> DataConfig:
+def build_config(**fields: object) -> DataConfig:
     return DataConfig.model_validate(
         {
             "sources": [{"path": "x.nc"}],
@@ -41,8 +41,10 @@ def conf(**fields: object) -> DataConfig:
     )
 
 
-def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar_name: str = "standard") -> AnalyticReader:
-    """Every channel is a function of time alone; by default the time itself in hours."""
+def build_reader(
+    times: np.ndarray, value=lambda minutes: minutes / 60, calendar_name: str = "standard"
+) -> AnalyticReader:
+    """Return a reader whose channels are a function of time, by default the time itself in hours."""
 
     def function(minutes: int, channel: int) -> np.ndarray:
         return np.float64(value(minutes))
@@ -50,7 +52,7 @@ def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar_na
     return AnalyticReader(CHANNELS, make_grid(8, 16), Calendar(calendar_name), times, function)
 
 
-def hours(field: np.ndarray) -> list[float]:
+def read_first_cells(field: np.ndarray) -> list[float]:
     return field[..., 0, 0].tolist()
 
 
@@ -58,19 +60,24 @@ def hours(field: np.ndarray) -> list[float]:
     ("calendar_name", "day"),
     [("standard", "2000-02-28T12:00"), ("noleap", "2001-02-28T12:00"), ("360_day", "2000-02-30T12:00")],
 )
-def test_times_arrive_in_order(calendar_name: str, day: str) -> None:
-    """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""
+def test_sample_has_its_times_in_order(calendar_name: str, day: str) -> None:
+    """A sample has history 2 and forecast 3, across the end of February. float32 represents these hours exactly."""
     calendar = Calendar(calendar_name)
     start = calendar.parse(day)
-    reader = reader_of(start + 360 * np.arange(-10, 10), calendar_name=calendar_name)
-    dataset = SampleDataset(FrameReader(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
+    reader = build_reader(start + 360 * np.arange(-10, 10), calendar_name=calendar_name)
+    dataset = SampleDataset(FrameReader(reader, build_config(), None), [start], 360, history_len=2, forecast_len=3)
     batch = dataset.__getitems__([0])
-    now = start / 60
-    assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now]
-    assert batch.forcing_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now, now + 6, now + 12]
-    assert batch.target_BCTHW[0, 0, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
-    assert batch.target_BCTHW[0, 1, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
-    # the calendars disagree on what comes 18 hours later
+    start_hours = start / 60
+    assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [start_hours - 6, start_hours]
+    assert batch.forcing_BCTHW[0, 0, :, 0, 0].tolist() == [
+        start_hours - 6,
+        start_hours,
+        start_hours + 6,
+        start_hours + 12,
+    ]
+    assert batch.target_BCTHW[0, 0, :, 0, 0].tolist() == [start_hours + 6, start_hours + 12, start_hours + 18]
+    assert batch.target_BCTHW[0, 1, :, 0, 0].tolist() == [start_hours + 6, start_hours + 12, start_hours + 18]
+    # The date 18 hours later depends on the calendar.
     expected = {"standard": "2000-02-29T06:00", "noleap": "2001-03-01T06:00", "360_day": "2000-03-01T06:00"}
     assert calendar.format(start + 18 * 60) == expected[calendar_name]
 
@@ -80,10 +87,10 @@ def test_times_arrive_in_order(calendar_name: str, day: str) -> None:
 @pytest.mark.parametrize(
     "field", [{}, {"in_forecast": "observed"}, {"temporal": "mean", "window": "next", "in_forecast": "persist"}]
 )
-def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: bool) -> None:
-    """Fields that differ in time, channel and place; samples in any order, some times in two of them."""
+def test_batches_equal_the_fields_of_the_frame_reader(field: dict, cache: str, as_forecast: bool) -> None:
+    """Fields differ in time, channel and cell. Samples are not in order of time, and some share times."""
     variables = {"prognostic": ["a"], "diagnostic": ["d"], "dynamic_forcing": ["sin_year", "f"]}
-    settings = conf(**field).model_copy(update={"cache": cache})
+    settings = build_config(**field).model_copy(update={"cache": cache})
     groups = {name: {"vars_3D": [], "vars_2D": members} for name, members in variables.items()}
     pattern = np.random.default_rng(0).normal(size=(3, 8, 16))
     reader = AnalyticReader(
@@ -101,16 +108,16 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
             np.stack([frames.forcing(t, initial) for t in inputs], axis=1),
             np.stack([frames.state(t) for t in (start + 360, start + 720, start + 1080)], axis=1),
         ]
-        filled = [getattr(batch, f"{name}_BCTHW")[row].numpy() for name in ("history", "forcing", "target")]
-        for one, other in zip(filled, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        batch_fields = [getattr(batch, f"{name}_BCTHW")[row].numpy() for name in ("history", "forcing", "target")]
+        for actual, desired in zip(batch_fields, expected, strict=True):
+            np.testing.assert_array_equal(actual, desired)
 
 
 @pytest.mark.parametrize("as_forecast", [True, False])
 def test_hidden_cells_are_missing_in_samples(as_forecast: bool) -> None:
     hidden = np.zeros((8, 16), dtype=bool)
     hidden[2, 3:5] = True
-    frames = FrameReader(reader_of(360 * np.arange(10)), conf(), None, {"a": hidden, "f": hidden})
+    frames = FrameReader(build_reader(360 * np.arange(10)), build_config(), None, {"a": hidden, "f": hidden})
     batch = SampleDataset(frames, [720], 360, 2, 2, as_forecast).__getitems__([0])
     for fields_THW in (batch.history_BCTHW[0, 0], batch.target_BCTHW[0, 0], batch.forcing_BCTHW[0, 0]):
         for field in fields_THW.numpy():
@@ -119,30 +126,30 @@ def test_hidden_cells_are_missing_in_samples(as_forecast: bool) -> None:
     assert np.isfinite(batch.target_BCTHW[0, 1].numpy()).all()
 
 
-def test_windows_that_end_later() -> None:
-    reader = reader_of(360 * np.arange(10))
-    past = FrameReader(reader, conf(temporal="mean", window="past"), None)
-    following = FrameReader(reader, conf(temporal="mean", window="next"), None)
-    assert hours(past.forcing(720)) == [12.0]
-    assert hours(following.forcing(720)) == [18.0]
+def test_next_window_uses_the_following_value() -> None:
+    reader = build_reader(360 * np.arange(10))
+    past = FrameReader(reader, build_config(temporal="mean", window="past"), None)
+    following = FrameReader(reader, build_config(temporal="mean", window="next"), None)
+    assert read_first_cells(past.forcing(720)) == [12.0]
+    assert read_first_cells(following.forcing(720)) == [18.0]
 
 
-def test_a_forecast_does_not_see_the_analysed_future() -> None:
-    reader = reader_of(360 * np.arange(10))
-    persist = FrameReader(reader, conf(in_forecast="persist"), None)
-    assert hours(persist.forcing(1440, initial=720)) == [12.0]
-    assert hours(persist.forcing(360, initial=720)) == [6.0]  # history is known
-    observed = FrameReader(reader, conf(in_forecast="observed"), None)
-    assert hours(observed.forcing(1440, initial=720)) == [24.0]
-    # a window that ends after the initial time is future, too
-    windowed = FrameReader(reader, conf(in_forecast="persist", temporal="mean", window="next"), None)
-    assert hours(windowed.forcing(720, initial=720)) == [12.0]
+def test_forecast_does_not_use_later_analyses() -> None:
+    reader = build_reader(360 * np.arange(10))
+    persist = FrameReader(reader, build_config(in_forecast="persist"), None)
+    assert read_first_cells(persist.forcing(1440, initial=720)) == [12.0]
+    assert read_first_cells(persist.forcing(360, initial=720)) == [6.0]  # observed before the initial time
+    observed = FrameReader(reader, build_config(in_forecast="observed"), None)
+    assert read_first_cells(observed.forcing(1440, initial=720)) == [24.0]
+    # A window that ends after the initial time is in the future, too.
+    windowed = FrameReader(reader, build_config(in_forecast="persist", temporal="mean", window="next"), None)
+    assert read_first_cells(windowed.forcing(720, initial=720)) == [12.0]
     with pytest.raises(DataError, match="use persist"):
-        FrameReader(reader, conf(in_forecast="climatology"), None).forcing(1440, initial=720)
+        FrameReader(reader, build_config(in_forecast="climatology"), None).forcing(1440, initial=720)
 
 
-def test_persistence_holds_the_anomaly() -> None:
-    """An annual cycle plus 2: the forecast follows the cycle and keeps the 2."""
+def test_persistence_keeps_the_anomaly() -> None:
+    """Values are an annual cycle plus 2. The forecast follows the cycle and keeps the anomaly of 2."""
     calendar = Calendar()
     first = calendar.parse("2000-01-01")
     times = first + 1440 * np.arange(366)
@@ -150,10 +157,10 @@ def test_persistence_holds_the_anomaly() -> None:
     def cycle(minutes: int) -> float:
         return float(10 * np.cos(2 * np.pi * calendar.year_fraction(np.array([minutes]))[0]))
 
-    reader = reader_of(times, cycle)
+    reader = build_reader(times, cycle)
     climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
-    later = reader_of(times, lambda minutes: cycle(minutes) + 2)
-    frames = FrameReader(later, conf(in_forecast="persist"), climatology)
+    later_reader = build_reader(times, lambda minutes: cycle(minutes) + 2)
+    frames = FrameReader(later_reader, build_config(in_forecast="persist"), climatology)
     start = int(times[50])
     valid = int(times[120])
     assert frames.forcing(valid, initial=start)[0, 0, 0] == pytest.approx(cycle(valid) + 2, abs=0.01)
@@ -161,8 +168,8 @@ def test_persistence_holds_the_anomaly() -> None:
 
 
 @pytest.mark.parametrize("in_forecast", ["persist", "climatology"])
-def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
-    """Sea ice that is gone at the start does not fall below 0 when the climatology does, nor above 1."""
+def test_bounds_apply_to_forcing_that_is_not_read(in_forecast: str) -> None:
+    """Sea ice stays between 0 and 1, even if the climatology leaves these bounds."""
     calendar = Calendar()
     first = calendar.parse("2000-01-01")
     times = first + 1440 * np.arange(366)
@@ -170,30 +177,30 @@ def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
     def cycle(minutes: int) -> float:
         return float(0.5 + 0.6 * np.cos(2 * np.pi * calendar.year_fraction(np.array([minutes]))[0]))
 
-    climatology = fit_climatology(reader_of(times, cycle), ["f"], int(times[0]), int(times[-1]))
+    climatology = fit_climatology(build_reader(times, cycle), ["f"], int(times[0]), int(times[-1]))
     start, summer, winter = (int(times[day]) for day in (90, 183, 365))
     for value in (0.0, 1.0):
-        now = reader_of(times, lambda minutes, value=value: value)
-        free = FrameReader(now, conf(in_forecast=in_forecast), climatology)
-        bound = FrameReader(now, conf(in_forecast=in_forecast, minimum=0, maximum=1), climatology)
+        constant_reader = build_reader(times, lambda minutes, value=value: value)
+        unbounded = FrameReader(constant_reader, build_config(in_forecast=in_forecast), climatology)
+        bounded = FrameReader(constant_reader, build_config(in_forecast=in_forecast, minimum=0, maximum=1), climatology)
         for valid in (summer, winter):
-            expected = np.clip(free.forcing(valid, initial=start), 0, 1)
-            np.testing.assert_array_equal(bound.forcing(valid, initial=start), expected)
-            assert bound.forcing(valid, initial=start).dtype == np.float32
-    assert free.forcing(summer, initial=start).min() < 1
-    assert free.forcing(winter, initial=start).max() > 1
-    read = FrameReader(reader_of(times, lambda minutes: -1.0), conf(minimum=0), climatology)
-    assert read.forcing(start, initial=start).max() == read.forcing(summer).max() == -1
+            expected = np.clip(unbounded.forcing(valid, initial=start), 0, 1)
+            np.testing.assert_array_equal(bounded.forcing(valid, initial=start), expected)
+            assert bounded.forcing(valid, initial=start).dtype == np.float32
+    assert unbounded.forcing(summer, initial=start).min() < 1
+    assert unbounded.forcing(winter, initial=start).max() > 1
+    observed = FrameReader(build_reader(times, lambda minutes: -1.0), build_config(minimum=0), climatology)
+    assert observed.forcing(start, initial=start).max() == observed.forcing(summer).max() == -1
 
 
-def test_a_time_that_is_not_there() -> None:
-    frames = FrameReader(reader_of(360 * np.arange(4)), conf(), None)
+def test_missing_time_is_an_error() -> None:
+    frames = FrameReader(build_reader(360 * np.arange(4)), build_config(), None)
     with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):
         frames.state(1440)
 
 
-def test_a_time_is_read_once_and_kept() -> None:
-    reader = reader_of(360 * np.arange(10))
+def test_cached_reader_reads_a_time_once() -> None:
+    reader = build_reader(360 * np.arange(10))
     cached_reader = CachedReader(reader)
     assert cached_reader.grid is reader.grid
     assert cached_reader.index_of(720) == reader.index_of(720)
@@ -215,6 +222,6 @@ class PicklableReader:
 
 
 def test_cached_reader_can_be_sent_to_another_process() -> None:
-    """Loader workers that are started anew, and not forked, unpickle their reader."""
-    copy = pickle.loads(pickle.dumps(CachedReader(PicklableReader())))
-    assert copy.num_channels == 3 and not hasattr(copy, "missing_attribute")
+    """Loader workers unpickle their reader if they are spawned instead of forked."""
+    restored = pickle.loads(pickle.dumps(CachedReader(PicklableReader())))
+    assert restored.num_channels == 3 and not hasattr(restored, "missing_attribute")

@@ -1,4 +1,4 @@
-"""Computed forcing against pvlib, closed forms and the definitions of the encodings."""
+"""Tests of computed forcing against pvlib, closed forms and the definitions of the encodings."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LAT = np.array([90.0, 78.0, 66.0, 45.0, 20.0, 0.0, -33.0, -67.0, -90.0])
 LON = np.arange(0.0, 360.0, 45.0)
 
 
-def _grid(rows: int = 19, columns: int = 36) -> LatLonGrid:
+def _build_grid(rows: int = 19, columns: int = 36) -> LatLonGrid:
     return LatLonGrid.from_coords(np.linspace(90, -90, rows), np.arange(columns) * 360.0 / columns)[0]
 
 
-def _pvlib_integral(start: pd.Timestamp, hours: int) -> np.ndarray:
-    """J m-2 by the midpoint rule over minutes, with pvlib's NREL solar position and distance."""
+def _integrate_with_pvlib(start: pd.Timestamp, hours: int) -> np.ndarray:
+    """Return J m-2 by the midpoint rule over minutes, with pvlib's NREL solar position and distance."""
     pvlib = pytest.importorskip("pvlib")
     times = pd.date_range(start, periods=hours * 60, freq="1min", tz="UTC") + pd.Timedelta("30s")
     normal = pvlib.irradiance.get_extra_radiation(times, solar_constant=SOLAR_CONSTANT, method="nrel").to_numpy()
@@ -45,9 +45,9 @@ def _pvlib_integral(start: pd.Timestamp, hours: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("date", ["2001-03-21T00:00", "2000-06-10T18:00", "2023-11-03T06:00", "2024-02-29T12:00"])
-def test_six_hours_agree_with_pvlib(date: str) -> None:
+def test_radiation_of_six_hours_agrees_with_pvlib(date: str) -> None:
     computed = toa_radiation(LAT, LON, CALENDAR.parse(date), CALENDAR, 360, window="next").astype(np.float64)
-    expected = _pvlib_integral(pd.Timestamp(date), 6)
+    expected = _integrate_with_pvlib(pd.Timestamp(date), 6)
     assert np.abs(computed - expected).max() < 1e-3 * expected.max()
     weights = np.cos(np.deg2rad(LAT))[:, None]
     assert abs((weights * (computed - expected)).sum()) < 1e-3 * (weights * expected).sum()
@@ -56,7 +56,7 @@ def test_six_hours_agree_with_pvlib(date: str) -> None:
 def test_a_whole_day_agrees_with_pvlib_and_with_the_daily_mean() -> None:
     start = CALENDAR.parse("2001-05-07")
     day = toa_radiation(LAT, LON, start, CALENDAR, 1440, window="next").astype(np.float64)
-    expected = _pvlib_integral(pd.Timestamp("2001-05-07"), 24)
+    expected = _integrate_with_pvlib(pd.Timestamp("2001-05-07"), 24)
     assert np.abs(day - expected).max() < 1e-3 * expected.max()
     daily = toa_radiation(LAT, LON, start, CALENDAR, 1440, window="next", mean="daily")
     assert np.abs(day - daily).max() < 2e-3 * daily.max()  # the declination moves by 0.14 degrees within the day
@@ -65,7 +65,7 @@ def test_a_whole_day_agrees_with_pvlib_and_with_the_daily_mean() -> None:
 
 
 def test_the_daily_mean_is_the_textbook_closed_form() -> None:
-    """Hartmann, Global Physical Climatology, eq. 2.17."""
+    """The closed form is eq. 2.17 of Hartmann, Global Physical Climatology."""
     minutes = CALENDAR.parse("2003-08-01")
     declination, _, inverse_square = sun_position(minutes + 180, CALENDAR)
     lat = np.deg2rad(60.0)
@@ -90,7 +90,7 @@ def test_windows_are_the_steps_before_and_after() -> None:
     minutes = CALENDAR.parse("2001-01-01T06:00")
     past = toa_radiation(LAT, LON, minutes, CALENDAR, 360, window="past")
     np.testing.assert_array_equal(past, toa_radiation(LAT, LON, minutes - 360, CALENDAR, 360, window="next"))
-    # at longitude 90 the Sun is highest at 06 UTC: both windows see half of a six-hour-off noon
+    # At longitude 90 the Sun is highest at 06 UTC, so 00 to 06 UTC is the morning and 18 to 00 UTC is night.
     assert past[5, 2] > toa_radiation(LAT, LON, minutes - 360, CALENDAR, 360, window="past")[5, 2]
 
 
@@ -113,7 +113,8 @@ def test_model_calendars_follow_the_fraction_of_the_year(calendar_name: str) -> 
             end = tested_calendar.parse("2002-01-01")
             minutes = begin + round(fraction * (end - begin))
             daily.append(toa_radiation(LAT, LON, minutes, tested_calendar, 2, mean="daily"))
-        assert np.abs(daily[0] - daily[1]).max() < 3e-3 * daily[1].max()  # 365 days against the Sun's year: 0.15 days
+        # 0.6 of 365 days differ from 0.6 of the Sun's year by 0.15 days.
+        assert np.abs(daily[0] - daily[1]).max() < 3e-3 * daily[1].max()
     first, later = (calendar.parse(f"{year}-04-01T06:00") for year in (1950, 2099))
     np.testing.assert_array_equal(*(toa_radiation(LAT, LON, t, calendar, 360) for t in (first, later)))
 
@@ -129,8 +130,8 @@ def test_era5_irradiance_follows_the_cycle_and_is_held_before_the_series() -> No
     np.testing.assert_allclose(fields[0], fields[1] * (0.9965 * 1366.6836 / SOLAR_CONSTANT), rtol=1e-5)
 
 
-def test_encodings() -> None:
-    grid = _grid()
+def test_encodings_equal_their_definitions() -> None:
+    grid = _build_grid()
     solar = SolarConfig()
     fields = {
         name: compute_dynamic_forcing(name, CALENDAR.parse("2001-07-02T12:00"), CALENDAR, grid, 360, solar)
@@ -153,7 +154,7 @@ def test_encodings() -> None:
 
 @pytest.mark.parametrize("mean", ["step", "daily"])
 def test_fixed_statistics_are_those_of_a_year(mean: str) -> None:
-    grid = _grid(37, 24)
+    grid = _build_grid(37, 24)
     solar = SolarConfig(mean=mean)
     year = np.stack(
         [

@@ -1,4 +1,4 @@
-"""Missing values in source files."""
+"""Tests of missing values in source files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ H, W = 8, 16
 DECLARED = {"variable_options": {"sst": {"missing": "fill_mean"}}}
 
 
-def with_land(fields: np.ndarray) -> np.ndarray:
-    """Take out a block of cells."""
-    out = fields.copy()
-    out[..., 2:4, 5:9] = np.nan
-    return out
+def remove_land(fields: np.ndarray) -> np.ndarray:
+    """Return a copy with a block of missing cells."""
+    fields_with_gap = fields.copy()
+    fields_with_gap[..., 2:4, 5:9] = np.nan
+    return fields_with_gap
 
 
-def test_a_hole_in_an_undeclared_variable_is_named_with_its_place(tmp_path: Path) -> None:
+def test_missing_values_in_an_undeclared_variable_are_located(tmp_path: Path) -> None:
     t = random_fields(4, 2, H, W)
     t[2, 1, 3, 4:6] = np.nan
     reader = open_sources(
         make_config(write_file(tmp_path / "a.nc", {"t": t}, levels=[500, 850]), p3=["t"], levels=[850, 500])
     )
     reader.read(1)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error_info:
         reader.read(2)
-    text = str(caught.value)
-    # rows lie 22.5 degrees apart from 78.75 north, columns 22.5 degrees from 0
+    text = str(error_info.value)
+    # Rows are 22.5 degrees apart and start at 78.75 north. Columns are 22.5 degrees apart and start at 0.
     for part in (
         "t, level 850",
         "2000-01-01T12:00",
@@ -55,8 +55,8 @@ def test_infinite_values_are_never_allowed(tmp_path: Path, declared: bool) -> No
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_infinite_values_are_not_counted_as_missing(tmp_path: Path, declared: bool) -> None:
-    """One cell of land and one of sea are infinite; the first missing cell lies north of them."""
-    sst = with_land(random_fields(4, H, W))
+    """One cell of land and one of sea are infinite. The first missing cell is north of them."""
+    sst = remove_land(random_fields(4, H, W))
     sst[1, 3, 5] = np.inf
     sst[1, 6, 0] = -np.inf
     path = write_file(tmp_path / "a.nc", {"sst": sst})
@@ -75,22 +75,24 @@ def test_a_field_without_any_value_cannot_be_filled(tmp_path: Path, declared: bo
     reader = open_sources(
         make_config(write_file(tmp_path / "a.nc", {"sst": sst}), p2=["sst"], **(DECLARED if declared else {}))
     )
-    with pytest.raises(DataError, match=r"sst at 2000-01-01T06:00: the whole field is missing .*on_bad_time") as caught:
+    with pytest.raises(
+        DataError, match=r"sst at 2000-01-01T06:00: the whole field is missing .*on_bad_time"
+    ) as error_info:
         reader.read(1)
-    assert "fill" not in str(caught.value)
+    assert "fill" not in str(error_info.value)
 
 
 def test_fill_values_are_missing_values(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "a.nc", {"sst": with_land(random_fields(4, H, W))}, packed={"sst": 0.01})
+    path = write_file(tmp_path / "a.nc", {"sst": remove_land(random_fields(4, H, W))}, packed={"sst": 0.01})
     reader = open_sources(make_config(path, p2=["sst"], **DECLARED))
     assert np.isnan(reader.read(0)[0, 2:4, 5:9]).all()
-    undeclared = open_sources(make_config(path, p2=["sst"]))
+    reader_without_mask = open_sources(make_config(path, p2=["sst"]))
     with pytest.raises(DataError, match="8 of 128 values are missing"):
-        undeclared.read(0)
+        reader_without_mask.read(0)
 
 
-def test_a_declared_mask(tmp_path: Path) -> None:
-    sst = with_land(random_fields(4, H, W))
+def test_declared_mask_is_read(tmp_path: Path) -> None:
+    sst = remove_land(random_fields(4, H, W))
     t2m = random_fields(4, H, W)
     path = write_file(tmp_path / "a.nc", {"sst": sst, "t2m": t2m})
     reader = open_sources(make_config(path, p2=["t2m", "sst"], **DECLARED))
@@ -100,7 +102,7 @@ def test_a_declared_mask(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_changes_in_time_is_refused(tmp_path: Path) -> None:
-    sst = with_land(random_fields(4, H, W))
+    sst = remove_land(random_fields(4, H, W))
     sst[2, 4, 5:8] = np.nan
     reader = open_sources(make_config(write_file(tmp_path / "a.nc", {"sst": sst}), p2=["sst"], **DECLARED))
     reader.read(1)
@@ -122,8 +124,8 @@ def test_levels_with_different_masks_are_refused(tmp_path: Path) -> None:
         open_sources(make_config(path, p3=["sst"], levels=[500, 850], **DECLARED))
 
 
-def test_a_hole_in_a_static_field(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W), "ground": with_land(random_fields(H, W))})
+def test_missing_values_in_a_static_field_must_be_declared(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W), "ground": remove_land(random_fields(H, W))})
     with pytest.raises(DataError, match="ground at any time: 8 of 128 values are missing"):
         open_sources(make_config(path, p2=["t2m"], static=["ground"]))
     declared = {"variable_options": {"ground": {"missing": "fill_mean"}}}
@@ -131,7 +133,7 @@ def test_a_hole_in_a_static_field(tmp_path: Path) -> None:
     assert reader.masks["ground"].sum() == 8
 
 
-def test_a_first_field_without_any_value(tmp_path: Path) -> None:
+def test_first_field_without_any_value_is_refused(tmp_path: Path) -> None:
     sst = random_fields(4, H, W)
     sst[0] = np.nan
     with pytest.raises(DataError, match="sst: all values of the first field"):

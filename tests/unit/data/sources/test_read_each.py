@@ -1,4 +1,4 @@
-"""Many times at once are the same fields as one by one, in few reads of bounded size."""
+"""Tests of reading many times at once: the fields of single reads, in few reads of bounded size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOURS = 48
 
 @pytest.fixture
 def reader(tmp_path: Path) -> SourceReader:
-    """Levels in two files with a gap, hourly precipitation that is summed up in a third, masked cells in a fourth."""
+    """Open t on levels in two files with a gap, a file of hourly precipitation, and a file with masked cells."""
     t = random_fields(8, 3, H, W)
     write_file(tmp_path / "t_a.nc", {"t": t[:3]}, levels=[250, 500, 850], hours=[6, 12, 18])
     write_file(tmp_path / "t_b.nc", {"t": t[3:]}, levels=[250, 500, 850], hours=[24, 36, 42, 48, 54])
@@ -40,7 +40,7 @@ def reader(tmp_path: Path) -> SourceReader:
 
 @pytest.mark.parametrize("times_at_once", [1, 3, 1000])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6], [5, 1, 1, 6, 0], []])
-def test_many_times_are_each_as_alone(
+def test_read_each_equals_single_reads(
     reader: SourceReader, order: list[int], times_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", times_at_once * reader.bytes_per_time)
@@ -52,7 +52,7 @@ def test_many_times_are_each_as_alone(
             assert fields.dtype == np.float32
 
 
-def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjacent_times_are_read_at_once(reader: SourceReader, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
     read_file_variable = series.read_file_variable
 
@@ -64,15 +64,15 @@ def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.M
     cached_reader = CachedReader(reader)
     for _ in range(2):
         assert len([*cached_reader.read_each(range(7))]) == 7
-    # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times.
+    # t: 6, 12, 18 h and 24, 36, 42, 48 h. tp: hours 1 to 24 and 31 to 48. sst: 6 to 24 h and 36 to 48 h.
     assert lengths == {"t": [3, 4], "tp": [24, 18], "sst": [4, 3]}
 
 
-def chunked(folder: Path, step: int, rows: int = H, packed: bool = False) -> SourceReader:
-    """Hourly temperature in chunks of 12 hours, and pressure every `step` hours, the time step of the run."""
+def open_chunked_reader(folder: Path, step: int, rows: int = H, packed: bool = False) -> SourceReader:
+    """Open hourly temperature in chunks of 12 hours, and pressure at the time step of the run, `step` hours."""
     for name, hours in (("t2m", range(HOURS)), ("msl", range(0, HOURS, step))):
         fields = random_fields(len(hours), rows, W, seed=len(name))
-        kind = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -999} if packed else {}
+        packing = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -999} if packed else {}
         xr.Dataset(
             {name: (("time", "lat", "lon"), fields, {"units": "K" if name == "t2m" else "1"})},
             {
@@ -80,12 +80,12 @@ def chunked(folder: Path, step: int, rows: int = H, packed: bool = False) -> Sou
                 "lat": ("lat", 90 - 180 / rows * (np.arange(rows) + 0.5), {"units": "degrees_north"}),
                 "lon": ("lon", np.arange(W) * 360 / W, {"units": "degrees_east"}),
             },
-        ).to_netcdf(folder / f"{name}.nc", encoding={name: {"chunksizes": (min(12, len(hours)), rows, W)} | kind})
+        ).to_netcdf(folder / f"{name}.nc", encoding={name: {"chunksizes": (min(12, len(hours)), rows, W)} | packing})
     return open_sources(make_config([folder / "t2m.nc", folder / "msl.nc"], p2=["t2m", "msl"], timestep=f"{step}h"))
 
 
-def test_a_gap_makes_no_chunk_longer(tmp_path: Path) -> None:
-    """Two summers of six-hourly fields in chunks of 8 times, in one file."""
+def test_gap_does_not_change_times_per_chunk(tmp_path: Path) -> None:
+    """One file has two periods of six-hourly fields, a year apart, in chunks of 8 times."""
     hours = [*range(0, 120, 6), *range(8760, 8880, 6)]
     fields = {"t2m": random_fields(len(hours), H, W)}
     write_file(tmp_path / "a.nc", fields, hours)
@@ -97,16 +97,16 @@ def test_a_gap_makes_no_chunk_longer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "expected"), [(1, 12), (6, 8)])
-def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
+def test_chunk_is_read_once_for_any_time_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, expected: int
 ) -> None:
-    reader = chunked(tmp_path, step)
+    reader = open_chunked_reader(tmp_path, step)
     expected_fields = [reader.read(index) for index in range(len(reader.times))]
-    reads: list[int] = []
+    read_lengths: list[int] = []
     read_file_variable = series.read_file_variable
 
     def count_reads(files: object, file_variable: object, positions: slice, on_file_grid: bool) -> np.ndarray:
-        reads.extend([positions.stop - positions.start] * (file_variable.layout.name == "t2m"))
+        read_lengths.extend([positions.stop - positions.start] * (file_variable.layout.name == "t2m"))
         return read_file_variable(files, file_variable, positions, on_file_grid)
 
     monkeypatch.setattr(series, "read_file_variable", count_reads)
@@ -115,14 +115,14 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
         expected_fields, reader.read_each(range(len(expected_fields)), 100 * reader.bytes_per_time), strict=True
     ):
         np.testing.assert_array_equal(expected_CHW, fields)
-    assert len(reads) == HOURS // 12
+    assert len(read_lengths) == HOURS // 12
     assert reader.times_per_chunk == expected
 
 
 @pytest.mark.parametrize(("packed", "step"), [(False, 1), (True, 1), (True, 6)])
-def test_memory_is_about_what_is_said(tmp_path: Path, packed: bool, step: int) -> None:
-    """With the times between those of the run, as they come in one chunk."""
-    reader = chunked(tmp_path, step, 20 * H, packed)
+def test_memory_is_close_to_its_estimate(tmp_path: Path, packed: bool, step: int) -> None:
+    """The estimate includes the times between those of the run, because a chunk contains them."""
+    reader = open_chunked_reader(tmp_path, step, 20 * H, packed)
     times = range(min(36, len(reader.times)))
     [*reader.read_each(times[:12], 12 * reader.bytes_per_time)]
     tracemalloc.start()
@@ -132,8 +132,8 @@ def test_memory_is_about_what_is_said(tmp_path: Path, packed: bool, step: int) -
     assert sum(field.nbytes for field in fields) < peak < 1.3 * len(times) * reader.bytes_per_time
 
 
-def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
-    """Interpolated and derived variables of packed columns, in chunks of 12 times and some levels."""
+def open_hybrid_reader(folder: Path, levels_a_chunk: int) -> SourceReader:
+    """Open interpolated and derived variables of packed columns in chunks of 12 times and `levels_a_chunk` levels."""
     path = hybrid_on_the_fly.write(folder / "plain.nc", "ecmwf", fields_of("t", "u", "v", "q", "lnsp", "zs"))
     with xr.open_dataset(path, decode_times=False) as data:
         encoding = {name: {"_FillValue": None} for name in data.variables}
@@ -141,8 +141,8 @@ def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
             shape = (12, levels_a_chunk, hybrid_on_the_fly.H, hybrid_on_the_fly.W)
             low = float(data[name].min())
             high = float(data[name].max())
-            packed = {"scale_factor": (high - low) / 6e4, "add_offset": 0.5 * (low + high), "_FillValue": -32768}
-            encoding[name] = {"dtype": "i2", "chunksizes": shape} | packed
+            packing = {"scale_factor": (high - low) / 6e4, "add_offset": 0.5 * (low + high), "_FillValue": -32768}
+            encoding[name] = {"dtype": "i2", "chunksizes": shape} | packing
         encoding["lnsp"] = {"chunksizes": (12, *shape[2:])}
         data.to_netcdf(folder / "chunks.nc", encoding=encoding)
     ground = GROUND | {"surface_pressure": "lnsp"}
@@ -155,9 +155,11 @@ def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
 
 
 @pytest.mark.parametrize("levels_a_chunk", [1, hybrid_on_the_fly.K])
-def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels_a_chunk: int) -> None:
-    """The same bits in other portions; each chunk of each input is read once for each variable that is made of it."""
-    reader = on_hybrid_levels(tmp_path, levels_a_chunk)
+def test_inputs_of_derived_variables_are_read_by_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels_a_chunk: int
+) -> None:
+    """Fields do not depend on the size of a read. A chunk of an input is read once per variable computed from it."""
+    reader = open_hybrid_reader(tmp_path, levels_a_chunk)
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
     expected_fields = [*reader.read_each(range(40), 0)]
     reads: list[tuple[str, int]] = []
@@ -176,7 +178,7 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
     times_of_variable = defaultdict(list)
     for name, times in reads:
         times_of_variable[name].append(times)
-    # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five.
+    # t is read for t, z and msl. q is read for q and z. lnsp is read for all five variables.
     passes = {"t": 3, "q": 2, "u": 1, "v": 1, "lnsp": 5}
     assert times_of_variable.keys() == passes.keys()
     # Each pass over the 40 times reads three whole chunks of 12 and a last one of 4.
@@ -184,8 +186,8 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
         assert sorted(times_of_variable[name]) == [4] * count + [12] * 3 * count, name
 
 
-def test_memory_of_what_is_made_is_about_what_is_said(tmp_path: Path) -> None:
-    reader = on_hybrid_levels(tmp_path, hybrid_on_the_fly.K)
+def test_memory_of_derived_variables_is_close_to_its_estimate(tmp_path: Path) -> None:
+    reader = open_hybrid_reader(tmp_path, hybrid_on_the_fly.K)
     [*reader.read_each(range(12), 12 * reader.bytes_per_time)]
     tracemalloc.start()
     fields = reader._read_variables(range(36), set(reader._series))
@@ -195,8 +197,8 @@ def test_memory_of_what_is_made_is_about_what_is_said(tmp_path: Path) -> None:
 
 
 def test_times_may_descend_in_a_file(tmp_path: Path) -> None:
-    """In chunks of several times, too, which are read at once."""
-    expected = [*chunked(tmp_path, step=1).read_each(range(HOURS))]
+    """This includes chunks of several times, which are read at once."""
+    expected = [*open_chunked_reader(tmp_path, step=1).read_each(range(HOURS))]
     for name in ("t2m", "msl"):
         with xr.open_dataset(tmp_path / f"{name}.nc", decode_times=False) as dataset:
             descending = dataset.isel(time=slice(None, None, -1)).load()

@@ -1,4 +1,4 @@
-"""Sources and files that follow each other in time: other names, other units, other layouts for one variable."""
+"""Tests of sources and files that follow each other in time, with other names, units or layouts of a variable."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = random_fields(8, 2, H, W)
 
 def write_old_and_new(folder: Path) -> tuple[Path, Path]:
     """Write a day of an old archive (var130, Pa, from south to north) and the next day of a new one (t, hPa)."""
-    south_up = np.linspace(-78.75, 78.75, H)
-    options = {"levels": [50000.0, 85000.0], "level_units": "Pa", "lat": south_up}
+    lat_from_south = np.linspace(-78.75, 78.75, H)
+    options = {"levels": [50000.0, 85000.0], "level_units": "Pa", "lat": lat_from_south}
     old = write_file(folder / "old.nc", {"var130": T[:4, :, ::-1]}, OLD_HOURS, **options)
     new = write_file(folder / "new.nc", {"t": T[4:]}, NEW_HOURS, levels=[500, 850])
     return old, new
@@ -66,9 +66,9 @@ def test_a_time_in_two_sources_is_refused_and_the_advice_works(tmp_path: Path) -
     first_file = write_file(tmp_path / "a.nc", {"t": T[:5, 0]}, range(0, 30, 6))
     second_file = write_file(tmp_path / "b.nc", {"t": T[3:, 0] + 1}, range(18, 48, 6))
     sources = [{"path": str(second_file)}, {"path": str(first_file)}]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error_info:
         open_sources(make_config("", sources=sources, p2=["t"]))
-    text = str(caught.value)
+    text = str(error_info.value)
     assert "t is in data.sources 1 and 0 at the same 2 times, from 2000-01-01T18:00 to 2000-01-02T00:00" in text
     assert 'data.sources.0.period: ["2000-01-02T06:00", "2000-01-02T18:00"]' in text
     sources[0]["period"] = ["2000-01-02T06:00", "2000-01-02T18:00"]
@@ -76,7 +76,7 @@ def test_a_time_in_two_sources_is_refused_and_the_advice_works(tmp_path: Path) -
     np.testing.assert_array_equal(read_all(reader)[:, 0], np.concatenate([T[:5, 0], T[5:, 0] + 1]))
 
 
-def test_periods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_period_selects_times_of_a_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_file(tmp_path / "a.nc", {"t": T[:, 0], "ground": T[0, 0]}, range(0, 48, 6))
 
     def open_period(*period: str) -> SourceReader:
@@ -86,10 +86,10 @@ def test_periods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     reader = open_period("2000-01-01T06:00", "2000-01-01")
     np.testing.assert_array_equal(read_all(reader)[:, 0], T[1:4, 0])
-    later = write_file(tmp_path / "b.nc", {"t": T[:4, 0]}, range(480, 504, 6))
-    sources = [{"path": [str(path), str(later)], "period": ["2000-01-01", "2000-01-03"]}]
+    later_file = write_file(tmp_path / "b.nc", {"t": T[:4, 0]}, range(480, 504, 6))
+    sources = [{"path": [str(path), str(later_file)], "period": ["2000-01-01", "2000-01-03"]}]
     assert len(open_sources(make_config("", sources=sources, p2=["t"])).times) == 8
-    assert f"{later} is not used: period and every of data.sources.0 exclude all its times" in caplog.text
+    assert f"{later_file} is not used: period and every of data.sources.0 exclude all its times" in caplog.text
     with pytest.raises(
         DataError, match=r"sources.0: period, every and .* exclude all times of t; its files have 2000-01-01T00"
     ):
@@ -99,7 +99,7 @@ def test_periods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("units", [("m2 s-2", "m**2 s**-2"), ("m^2/s^2", "m2 s-2"), ("J kg**-1", "m**2 s**-2")])
-def test_two_spellings_of_a_unit_are_one(tmp_path: Path, units: tuple[str, str]) -> None:
+def test_two_spellings_of_a_unit_are_equal(tmp_path: Path, units: tuple[str, str]) -> None:
     first_file, second_file = (
         write_file(tmp_path / f"{number}.nc", {"z": T[:4, 0]}, hours, attributes={"z": {"units": spelling}})
         for number, (spelling, hours) in enumerate(zip(units, (OLD_HOURS, NEW_HOURS), strict=True))
@@ -123,7 +123,7 @@ def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_all(reader)[:, 0], T[:, 0], atol=5e-5)
 
 
-def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> None:
+def test_units_of_different_quantities_are_refused(tmp_path: Path) -> None:
     first_file = write_file(tmp_path / "a.nc", {"swe": T[:4, 0]}, OLD_HOURS, attributes={"swe": {"units": "kg m-2"}})
     second_file = write_file(tmp_path / "b.nc", {"sd": T[4:, 0]}, NEW_HOURS, attributes={"sd": {"units": "gpm"}})
     sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"swe": "sd"}}]
@@ -131,7 +131,7 @@ def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> No
         open_sources(make_config("", sources=sources, p2=["swe"]))
 
 
-def test_another_quantity_in_the_same_unit_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_different_standard_names_cause_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = {"t": {"standard_name": "air_temperature"}}
     first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS, attributes=names)
     names = {"skt": {"standard_name": "surface_temperature"}}
@@ -163,7 +163,7 @@ def test_static_fields_of_two_sources_must_agree(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_sources(conf).static()[0], ground)
 
 
-def test_sources_that_count_at_different_times_are_refused(tmp_path: Path) -> None:
+def test_sources_with_different_time_policies_are_refused(tmp_path: Path) -> None:
     first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "sst": T[:4, 1]}, OLD_HOURS)
     second_file = write_file(tmp_path / "b.nc", {"sst": T[4:, 0]}, NEW_HOURS)
     sources = [{"path": str(first_file)}, {"path": str(second_file), "times": "persist"}]
@@ -171,19 +171,19 @@ def test_sources_that_count_at_different_times_are_refused(tmp_path: Path) -> No
         open_sources(make_config("", sources=sources, p2=["t"], forcing=["sst"]))
 
 
-def test_sums_over_other_intervals_are_refused(tmp_path: Path) -> None:
+def test_sums_over_different_intervals_are_refused(tmp_path: Path) -> None:
     first_file = write_file(tmp_path / "a.nc", {"tp": T[:4, 0]}, OLD_HOURS)
     second_file = write_file(tmp_path / "b.nc", {"tp": T[4:, 0]}, range(24, 28))
-    conf = {
+    options = {
         "sources": [{"path": str(first_file)}, {"path": str(second_file)}],
         "variable_options": {"tp": {"temporal": "accumulate"}},
         "p2": ["tp"],
     }
     with pytest.raises(DataError, match=r"tp: its sources .*data.sources.0: 6h, data.sources.1: 1h.* no time bounds"):
-        open_sources(make_config("", **conf))
+        open_sources(make_config("", **options))
 
 
-def test_a_mean_in_a_later_source_is_not_silently_an_instant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mean_in_a_later_source_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS)
     mean = {"t": {"cell_methods": "time: mean"}}
     second_file = write_file(tmp_path / "b.nc", {"t": T[4:, 0]}, NEW_HOURS, attributes=mean)
@@ -198,10 +198,10 @@ def test_hybrid_levels_then_pressure_levels(tmp_path: Path) -> None:
     old_conf = make_config("", sources=[{"path": str(old), "vertical": vertical}], p3=["u"], levels=[500, 850])
     expected = read_all(open_sources(old_conf))
     pressure = np.concatenate([expected[:2], expected[1:3]])
-    later = [float(hour) + 24 * 30 for hour in hybrid.HOURS[:4]]
+    later_hours = [float(hour) + 24 * 30 for hour in hybrid.HOURS[:4]]
     grid = {"lat": open_sources(old_conf).grid.lat, "lon": open_sources(old_conf).grid.lon}
     units = {"u": {"units": open_sources(old_conf).attributes["u"]["units"]}}
-    new = write_file(tmp_path / "pl.nc", {"u": pressure}, later, levels=[500, 850], attributes=units, **grid)
+    new = write_file(tmp_path / "pl.nc", {"u": pressure}, later_hours, levels=[500, 850], attributes=units, **grid)
     sources = [{"path": str(old), "vertical": vertical}, {"path": str(new)}]
     reader = open_sources(make_config("", sources=sources, p3=["u"], levels=[500, 850]))
     np.testing.assert_array_equal(read_all(reader), np.concatenate([expected, pressure]))
@@ -218,7 +218,7 @@ def test_a_store_of_two_sources(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.stack([reader.read(index)[0] for index in range(32)]), fields[:32])
 
 
-def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_contributions_of_sources_are_described(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old, new = write_old_and_new(tmp_path)
     write_file(tmp_path / "oldest.nc", {"T": T[:4]}, OLD_HOURS, levels=[500, 850])
     copy = write_file(tmp_path / "new_copy.nc", {"t": T[4:]}, NEW_HOURS, levels=[500, 850])
@@ -235,7 +235,7 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert len(warnings) == 2
     assert warnings[0] == (f"{tmp_path}/oldest.nc is not used: it has none of the requested variables (var130), but T")
     assert warnings[1] == f"{copy} is not used: its variables are read from other files that come first (t)"
-    lines = [each.describe(conf, reader.calendar) for each in reader.list_contributions(conf)]
+    lines = [contribution.describe(conf, reader.calendar) for contribution in reader.list_contributions(conf)]
     assert lines == [
         f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them not used); "
         "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 in the files)",

@@ -1,4 +1,4 @@
-"""Source files as they come: orders, units, names, calendars, several files; against the arrays that were written."""
+"""Tests of reading source files with any order, units, names and calendar, against the arrays written to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FROM_MINUS_180 = np.arange(W) * 22.5 - 180
 
 
 def reorder(fields: np.ndarray) -> np.ndarray:
-    """Fields on SOUTH_UP and FROM_MINUS_180 in the package's order."""
+    """Return fields on SOUTH_UP and FROM_MINUS_180 in the package's order."""
     return np.roll(fields[..., ::-1, :], -W // 2, axis=-1)
 
 
@@ -44,7 +44,7 @@ def test_channels_come_in_the_order_of_the_config(tmp_path: Path) -> None:
     assert reader.attributes["t"] == {"units": "K"}
 
 
-def test_what_is_not_wanted_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_channels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     t, t2m = random_fields(4, 2, H, W), random_fields(4, H, W)
     path = write_file(tmp_path / "a.nc", {"t": t, "t2m": t2m}, levels=[500, 850])
     reader = open_sources(make_config(path, p3=["t"], p2=["t2m"], levels=[500, 850]))
@@ -62,11 +62,11 @@ def test_what_is_not_wanted_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("axes", [("level", "lon", "lat", "time"), ("lat", "time", "level", "lon")])
-def test_any_order_of_dimensions_and_directions(tmp_path: Path, axes: tuple[str, ...]) -> None:
+def test_any_order_of_dimensions_and_directions_is_read(tmp_path: Path, axes: tuple[str, ...]) -> None:
     t = random_fields(4, 2, H, W)
-    moved = np.moveaxis(t, [0, 1, 2, 3], [axes.index(name) for name in ("time", "level", "lat", "lon")])
+    transposed = np.moveaxis(t, [0, 1, 2, 3], [axes.index(name) for name in ("time", "level", "lat", "lon")])
     path = write_file(
-        tmp_path / "a.nc", {"t": moved}, lat=SOUTH_UP, lon=FROM_MINUS_180, levels=[500, 850], dims={"t": axes}
+        tmp_path / "a.nc", {"t": transposed}, lat=SOUTH_UP, lon=FROM_MINUS_180, levels=[500, 850], dims={"t": axes}
     )
     reader = open_sources(make_config(path, p3=["t"], levels=[850, 500]))
     assert reader.grid.lat[0] == SOUTH_UP[-1] and reader.grid.lon[0] == 0
@@ -84,7 +84,7 @@ def test_any_order_of_dimensions_and_directions(tmp_path: Path, axes: tuple[str,
         ([137.0, 96.0], "1", [96, 137], "model_level"),
     ],
 )
-def test_level_units(
+def test_level_units_are_converted(
     tmp_path: Path, file_levels: list[float], units: str, levels: list[float], level_units: str
 ) -> None:
     t = random_fields(4, 2, H, W)
@@ -93,7 +93,7 @@ def test_level_units(
     np.testing.assert_array_equal(reader.read(0), t[0, ::-1])
 
 
-def test_a_missing_level_is_never_its_neighbour(tmp_path: Path) -> None:
+def test_missing_level_is_not_replaced_by_its_neighbour(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t": random_fields(4, 2, H, W)}, levels=[500, 850])
     with pytest.raises(DataError, match=r"a\.nc: t has no level 501, 700 hPa; it has 500, 850 hPa"):
         open_sources(make_config(path, p3=["t"], levels=[501, 700, 850]))
@@ -109,7 +109,7 @@ def test_pressure_and_model_levels_are_not_mixed_up(tmp_path: Path) -> None:
         open_sources(make_config(pressure, p3=["t"], levels=[1], level_units="model_level"))
 
 
-def test_variables_in_the_wrong_list(tmp_path: Path) -> None:
+def test_variables_in_the_wrong_list_are_refused(tmp_path: Path) -> None:
     fields = {"t": random_fields(4, 2, H, W), "t2m": random_fields(4, H, W)}
     path = write_file(tmp_path / "a.nc", fields, levels=[500, 850])
     with pytest.raises(DataError, match="t is in vars_2D but is on 2 levels.*"):
@@ -118,7 +118,7 @@ def test_variables_in_the_wrong_list(tmp_path: Path) -> None:
         open_sources(make_config(path, p3=["t2m"], levels=[850]))
 
 
-def test_packed_values_and_their_step(tmp_path: Path) -> None:
+def test_packed_values_and_packing_step_are_read(tmp_path: Path) -> None:
     t = np.round(random_fields(4, H, W) * 2) / 2
     path = write_file(tmp_path / "a.nc", {"t2m": t}, packed={"t2m": 0.5})
     reader = open_sources(make_config(path, p2=["t2m"]))
@@ -126,7 +126,7 @@ def test_packed_values_and_their_step(tmp_path: Path) -> None:
     assert reader.packing_steps == {"t2m": 0.5}
 
 
-def test_names_that_other_centres_use(tmp_path: Path) -> None:
+def test_dimension_names_of_other_centres_are_read(tmp_path: Path) -> None:
     t = random_fields(2, 1, H, W)
     dataset = xr.Dataset(
         {"t": (("valid_time", "isobaricInhPa", "latitude", "longitude"), t)},
@@ -145,7 +145,7 @@ def test_names_that_other_centres_use(tmp_path: Path) -> None:
     assert reader.calendar.format(reader.times[1]) == "1970-01-01T06:00"
 
 
-def test_one_field_with_a_scalar_time_and_level(tmp_path: Path) -> None:
+def test_field_with_a_scalar_time_and_level_is_read(tmp_path: Path) -> None:
     t = random_fields(1, 1, H, W)
     write_file(tmp_path / "a.nc", {"t": t}, hours=[6], levels=[500])
     with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
@@ -154,7 +154,7 @@ def test_one_field_with_a_scalar_time_and_level(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.read(0), t[0])
 
 
-def test_another_dimension(tmp_path: Path) -> None:
+def test_another_dimension_must_have_length_one(tmp_path: Path) -> None:
     axes = {"t2m": ("time", "member", "lat", "lon")}
     grid = {"lat": SOUTH_UP, "lon": FROM_MINUS_180}
     two_members = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, 2, H, W)}, dims=axes, **grid)
@@ -176,7 +176,7 @@ def test_bounds_of_latitude_are_used(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.grid.lat_bounds, [90, 35, 0, -35, -90])
 
 
-def test_several_files_in_order_of_time(tmp_path: Path) -> None:
+def test_several_files_are_sorted_by_time(tmp_path: Path) -> None:
     t = random_fields(8, H, W)
     write_file(tmp_path / "era_200002.nc", {"t2m": t[:4]}, hours=range(0, 24, 6))
     write_file(tmp_path / "era_200001.nc", {"t2m": t[4:]}, hours=range(24, 48, 6))
@@ -186,7 +186,7 @@ def test_several_files_in_order_of_time(tmp_path: Path) -> None:
     np.testing.assert_array_equal([reader.read(index)[0] for index in range(8)], t)
 
 
-def test_folders_within_folders(tmp_path: Path) -> None:
+def test_nested_folders_are_searched(tmp_path: Path) -> None:
     t = random_fields(3, H, W)
     for number, name in enumerate(("2000.nc", "x/2001.nc", "x/y/2002.nc")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -195,7 +195,7 @@ def test_folders_within_folders(tmp_path: Path) -> None:
     assert len(open_sources(make_config(tmp_path / "x" / "**" / "*2.nc", p2=["t2m"])).times) == 1
 
 
-def test_files_that_overlap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_overlapping_files_must_have_equal_fields(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     t = random_fields(6, H, W)
     first_file = write_file(tmp_path / "a.nc", {"t2m": t[:4]}, hours=[0, 6, 12, 18])
     second_file = write_file(tmp_path / "b.nc", {"t2m": t[2:]}, hours=[12, 18, 24, 30])
@@ -208,13 +208,13 @@ def test_files_that_overlap(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         open_sources(make_config([first_file, second_file], p2=["t2m"]))
 
 
-def test_a_time_twice_in_a_file(tmp_path: Path) -> None:
+def test_duplicate_time_in_a_file_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)}, hours=[0, 6, 6, 12])
     with pytest.raises(DataError, match=r"a\.nc: 2000-01-01T06:00 occurs twice"):
         open_sources(make_config(path, p2=["t2m"]))
 
 
-def test_sources_meet_on_their_common_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sources_are_read_at_their_common_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     t, u = random_fields(4, H, W), random_fields(4, H, W, seed=1)
     first_file = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
     second_file = write_file(tmp_path / "b.nc", {"wind": u}, hours=[6, 12, 18, 24], lat=SOUTH_UP, lon=FROM_MINUS_180)
@@ -229,7 +229,7 @@ def test_sources_meet_on_their_common_times(tmp_path: Path, caplog: pytest.LogCa
         open_sources(make_config("", sources=sources, p2=["t2m", "u10"]))
 
 
-def test_one_variable_in_two_sources(tmp_path: Path) -> None:
+def test_variable_in_two_sources_is_refused_unless_selected(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
     first_file, second_file = (write_file(tmp_path / name, {"t2m": t, "u10": t}) for name in ("a.nc", "b.nc"))
     with pytest.raises(DataError, match="t2m is in data.sources 0 and 1"):
@@ -238,15 +238,15 @@ def test_one_variable_in_two_sources(tmp_path: Path) -> None:
     assert len(open_sources(make_config("", sources=sources, p2=["t2m", "u10"])).times) == 4
 
 
-def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t": random_fields(4, 2, H, W)}, levels=[500, 850])
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error_info:
         open_sources(make_config(path, p3=["t"], p2=["t2n"], levels=[850, 333], static=["orography"]))
-    text = str(caught.value)
+    text = str(error_info.value)
     assert text.startswith("3 problems") and "no level 333" in text and '"t2n"' in text and '"orography"' in text
 
 
-def test_a_wrong_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_error_suggests_the_nearest_name(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"temperature": random_fields(4, H, W)})
     with pytest.raises(DataError, match='"temperatur" is in no file.*did you mean "temperature"'):
         open_sources(make_config(path, p2=["temperatur"]))
@@ -255,19 +255,19 @@ def test_a_wrong_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         open_sources(make_config("", sources=sources, p2=["temperatur"]))
 
 
-def test_a_variable_that_is_in_the_files_but_is_not_read(tmp_path: Path) -> None:
+def test_error_explains_why_a_variable_in_the_files_is_not_read(tmp_path: Path) -> None:
     fields = {"t2m": random_fields(4, H, W), "tp": random_fields(4, H, W), "co2": random_fields(4)}
     dims = {"t2m": ("time", "lat", "lon"), "tp": ("time", "lat", "lon"), "co2": ("time",)}
     lat, lon = np.linspace(90 - 90 / H, -90 + 90 / H, H), np.arange(W) * 360 / W
     path = write_file(tmp_path / "a.nc", fields, dims=dims, lat=lat, lon=lon)
-    listed = [{"path": str(path), "variables": ["t2m"]}]
+    sources = [{"path": str(path), "variables": ["t2m"]}]
     with pytest.raises(DataError, match=r'"tp" is in the files of data\.sources\.0, but .*variables does not list tp'):
-        open_sources(make_config("", sources=listed, p2=["t2m", "tp"]))
+        open_sources(make_config("", sources=sources, p2=["t2m", "tp"]))
     with pytest.raises(DataError, match=r'"co2" is in the files .* no latitude and longitude \(dimensions: time\)'):
         open_sources(make_config(path, p2=["t2m"], forcing=["co2"]))
 
 
-def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+def test_invalid_paths_are_refused(tmp_path: Path) -> None:
     write_file(tmp_path / "era_2000.nc", {"t2m": random_fields(4, H, W)})
     for path, message in {
         "era_2001.nc": "does not exist; .* contains era_2000.nc",
@@ -283,7 +283,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         open_sources(make_config("sample:speedi", p2=["t2m"]))
 
 
-def test_a_variable_that_holds_no_numbers(tmp_path: Path) -> None:
+def test_variable_of_strings_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)})
     with xr.open_dataset(path, decode_times=False) as dataset:
         dataset["t2m"] = dataset["t2m"].astype(str)
@@ -292,36 +292,36 @@ def test_a_variable_that_holds_no_numbers(tmp_path: Path) -> None:
         open_sources(make_config(tmp_path / "b.nc", p2=["t2m"]))
 
 
-def test_time_axis_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_time_axis_is_refused(tmp_path: Path) -> None:
     fields = {"t2m": random_fields(4, H, W)}
-    months = write_file(tmp_path / "a.nc", fields, units="months since 2000-01-01")
+    monthly_file = write_file(tmp_path / "a.nc", fields, units="months since 2000-01-01")
     with pytest.raises(DataError, match=r"a\.nc: time units .months since.* cannot be decoded"):
-        open_sources(make_config(months, p2=["t2m"]))
-    without = write_file(tmp_path / "b.nc", {"t2m": fields["t2m"][0]}, hours=None)
+        open_sources(make_config(monthly_file, p2=["t2m"]))
+    static_file = write_file(tmp_path / "b.nc", {"t2m": fields["t2m"][0]}, hours=None)
     with pytest.raises(DataError, match="no file of data.sources has a time axis"):
-        open_sources(make_config(without, p2=["t2m"]))
-    empty = write_file(tmp_path / "d.nc", {"t2m": fields["t2m"][:0]}, hours=[])
+        open_sources(make_config(static_file, p2=["t2m"]))
+    empty_file = write_file(tmp_path / "d.nc", {"t2m": fields["t2m"][:0]}, hours=[])
     with pytest.raises(DataError, match=r"d\.nc: the time axis has no time"):
-        open_sources(make_config(empty, p2=["t2m"]))
-    other = write_file(tmp_path / "c.nc", {"u10": fields["t2m"]})
+        open_sources(make_config(empty_file, p2=["t2m"]))
+    other_file = write_file(tmp_path / "c.nc", {"u10": fields["t2m"]})
     with pytest.raises(DataError, match=r"b\.nc: t2m has no time axis in the file"):
-        open_sources(make_config([without, other], p2=["t2m", "u10"]))
+        open_sources(make_config([static_file, other_file], p2=["t2m", "u10"]))
 
 
-def test_grids_that_differ(tmp_path: Path) -> None:
+def test_different_grids_are_refused(tmp_path: Path) -> None:
     first_file = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)})
     second_file = write_file(tmp_path / "b.nc", {"u10": random_fields(4, H, W)}, lon=np.arange(W) * 22.5 + 11.25)
     with pytest.raises(DataError, match=r"a\.nc and .*b\.nc are on different grids: longitude 0 is 0 against 11.25"):
         open_sources(make_config([first_file, second_file], p2=["t2m", "u10"]))
 
 
-def test_a_regional_grid(tmp_path: Path) -> None:
+def test_regional_grid_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, 4, W)}, lat=[50, 45, 40, 35])
     with pytest.raises(DataError, match=r"a\.nc: latitudes 35\.\.50 do not reach the poles"):
         open_sources(make_config(path, p2=["t2m"]))
 
 
-def test_units_that_differ(tmp_path: Path) -> None:
+def test_different_units_are_refused(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
     first_file = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
     celsius = {"t2m": {"units": "degC"}}
@@ -331,7 +331,7 @@ def test_units_that_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("calendar", "last"), [("360_day", "2000-02-30"), ("noleap", "2000-02-28")])
-def test_other_calendars(tmp_path: Path, calendar: str, last: str) -> None:
+def test_other_calendars_are_read(tmp_path: Path, calendar: str, last: str) -> None:
     days = 60 if calendar == "360_day" else 59
     t = random_fields(days, H, W)
     path = write_file(tmp_path / "a.nc", {"t2m": t}, hours=np.arange(days) * 24, calendar=calendar)
@@ -340,7 +340,7 @@ def test_other_calendars(tmp_path: Path, calendar: str, last: str) -> None:
     np.testing.assert_array_equal(reader.read(reader.index_of(reader.calendar.parse(last)))[0], t[-1])
 
 
-def test_calendars_that_differ(tmp_path: Path) -> None:
+def test_different_calendars_are_refused(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
     first_file = write_file(tmp_path / "a.nc", {"t2m": t}, calendar="noleap")
     second_file = write_file(tmp_path / "b.nc", {"u10": t})
@@ -350,22 +350,22 @@ def test_calendars_that_differ(tmp_path: Path) -> None:
     assert len(open_sources(make_config([first_file, second_file], p2=["t2m", "u10"])).times) == 4
 
 
-def test_static_fields(tmp_path: Path) -> None:
+def test_static_fields_are_read(tmp_path: Path) -> None:
     ground = random_fields(H, W)
     fields = {"t2m": random_fields(4, H, W), "ground": np.stack([ground] * 4)}
     path = write_file(tmp_path / "a.nc", fields)
     np.testing.assert_array_equal(open_sources(make_config(path, p2=["t2m"], static=["ground"])).static()[0], ground)
     with pytest.raises(DataError, match="t2m is listed as static but varies in time"):
         open_sources(make_config(path, p2=["ground"], static=["t2m"]))
-    alone = write_file(tmp_path / "b.nc", {"land": ground}, hours=None)
-    reader = open_sources(make_config([path, alone], p2=["t2m"], static=["land", "sin_latitude"]))
+    static_file = write_file(tmp_path / "b.nc", {"land": ground}, hours=None)
+    reader = open_sources(make_config([path, static_file], p2=["t2m"], static=["land", "sin_latitude"]))
     np.testing.assert_array_equal(reader.static(), ground[None])
 
 
 @pytest.mark.parametrize("consolidated", [True, False])
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")  # while writing
-def test_zarr_gives_what_netcdf_gives(tmp_path: Path, version: int, consolidated: bool) -> None:
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")  # raised while writing
+def test_zarr_equals_netcdf(tmp_path: Path, version: int, consolidated: bool) -> None:
     t = np.round(random_fields(4, 2, H, W) * 2) / 2
     path = write_file(tmp_path / "a.nc", {"t": t}, levels=[500, 850], packed={"t": 0.5}, lat=SOUTH_UP)
     with xr.open_dataset(path, decode_times=False) as dataset:
@@ -386,12 +386,12 @@ def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
     reader._files = OpenFiles([SourceConfig(path="")], max_files=2)
     np.testing.assert_array_equal([reader.read(index)[0] for index in range(6)], t)
     assert len(reader._files._datasets) == 2
-    again = pickle.loads(pickle.dumps(reader))
-    np.testing.assert_array_equal(again.read(5)[0], t[5])
+    unpickled_reader = pickle.loads(pickle.dumps(reader))
+    np.testing.assert_array_equal(unpickled_reader.read(5)[0], t[5])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         np.testing.assert_array_equal(pool.apply(reader.read, (4,))[0], t[4])
 
 
-def test_a_date_part_is_checked_before_any_file(tmp_path: Path) -> None:
+def test_date_pattern_is_checked_before_any_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data.sources.3.path"):
         expand_paths(SourceConfig(path=str(tmp_path / "%B.nc")), "data.sources.3")

@@ -1,4 +1,4 @@
-"""A look at the values before a run: one time of each file, and how many bad ones are a problem."""
+"""Tests of the check of sampled values before a run: one time of each file, and the limit of bad times."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NUM_TIMES = 40
 
 
 @pytest.fixture(autouse=True)
-def _few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As large fields do, leave 8 times that take seconds."""
+def _limit_checked_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the check to 8 times, as happens with large fields."""
     monkeypatch.setattr(value_check, "_CHECKED_BYTES", 1)
 
 
-def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Celsius that call themselves K in one file of 20 are seen."""
+def test_one_time_of_each_file_is_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of 20 files has values in Celsius with the units K."""
     fields = random_fields(NUM_TIMES, H, W)
     for number in range(20):
         values = fields[2 * number :][:2] - (273.15 if number == 7 else 0.0)
@@ -42,14 +42,14 @@ def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def write_bad_times(folder: Path, bad_indices: list[int]) -> DataConfig:
-    """Return the config of one file, some of whose times hold a fill value that it does not declare."""
+    """Write a file with an undeclared fill value at some times, and return its config."""
     values = random_fields(NUM_TIMES, H, W)
     values[bad_indices, 2, 3] = -999.0
     path = write_file(folder / "a.nc", {"t2m": values}, np.arange(NUM_TIMES) * 6)
     return make_config(path, p2=["t2m"], store=str(folder / "store.zarr"), on_bad_time="skip")
 
 
-def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
+def test_one_bad_time_of_eight_is_accepted(tmp_path: Path) -> None:
     lines: list[str] = []
     check_report = CheckReport(lines.append)
     inspect_data(write_bad_times(tmp_path, [0]), check_report)
@@ -61,7 +61,7 @@ def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
     assert "values: 1 of these times are bad and will be left out" in report
 
 
-def test_more_than_one_bad_time_of_eight_is_a_problem(tmp_path: Path) -> None:
+def test_eight_bad_times_of_eight_are_a_problem(tmp_path: Path) -> None:
     check_report = CheckReport(lambda line: None)
     inspect_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), check_report)
     assert len(check_report.messages) == 1

@@ -1,4 +1,4 @@
-"""Chunks go straight to their places, as zarr reads them, and damage is seen."""
+"""Tests of the chunk reader: it reads the values that zarr reads into given arrays, and detects damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODECS = {"none": [Crc32cCodec()], "lz4": [LZ4, Crc32cCodec()], "lz4 unchecked":
 
 @pytest.fixture(params=CODECS)
 def array(tmp_path: Path, request: pytest.FixtureRequest) -> zarr.Array:
-    """Fields that take several stretches; some of them missing."""
+    """Write chunks that need several reads each. Some values are missing."""
     array = zarr.create_array(
         tmp_path / "fields",
         shape=(TIMES, CHANNELS, ROWS, COLUMNS),
@@ -34,8 +34,8 @@ def array(tmp_path: Path, request: pytest.FixtureRequest) -> zarr.Array:
     return array
 
 
-def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
-    """To places among others, as in a batch of several steps; some are not wanted."""
+def test_values_equal_those_that_zarr_reads(tmp_path: Path, array: zarr.Array) -> None:
+    """The targets are parts of a batch of several steps. One channel is not requested."""
     batch = np.zeros((CHANNELS, 2, ROWS, COLUMNS), dtype=np.float32)
     targets = [batch[channel, 1] if channel != 2 else None for channel in range(CHANNELS)]
     ChunkReader(array, tmp_path / "fields").read(1, targets)
@@ -45,21 +45,21 @@ def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
     assert np.array_equal(batch, expected, equal_nan=True)
 
 
-def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on network file systems when a signal comes."""
+def test_short_reads_are_continued(tmp_path: Path, array: zarr.Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On network file systems, a signal can cause such a short read."""
     original_preadv = os.preadv
 
-    def some(file: int, buffers: list[memoryview], offset: int) -> int:
+    def read_half(file: int, buffers: list[memoryview], offset: int) -> int:
         return original_preadv(file, [buffers[0][: max(1, len(buffers[0]) // 2 + 1)]], offset)
 
-    monkeypatch.setattr(os, "preadv", some)
+    monkeypatch.setattr(os, "preadv", read_half)
     fields = np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32)
     ChunkReader(array, tmp_path / "fields").read(2, list(fields))
     monkeypatch.undo()
     np.testing.assert_array_equal(fields, array[2])
 
 
-def test_damage(tmp_path: Path, array: zarr.Array) -> None:
+def test_damaged_chunk_is_an_error(tmp_path: Path, array: zarr.Array) -> None:
     chunks = ChunkReader(array, tmp_path / "fields")
     targets = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
     path = tmp_path / "fields" / "c" / "1" / "0" / "0" / "0"

@@ -1,4 +1,4 @@
-"""Statistics against numpy on the whole array at once."""
+"""Tests of the statistics against numpy on the complete array."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPS = {
 
 
 def make_reader(fields: np.ndarray, times: np.ndarray, land: np.ndarray | None = None) -> AnalyticReader:
-    """A reader over (N, 4, H, W) fields: z850, z500, t2m, sst."""
+    """Return a reader of fields (N, 4, H, W): z850, z500, t2m, sst."""
     channels = ChannelMap.build(GROUPS, [850, 500], masked_variables=[] if land is None else ["sst"])
     row_of = {int(time): row for row, time in enumerate(times)}
     masks = {} if land is None else {"sst": land}
@@ -37,13 +37,13 @@ def make_reader(fields: np.ndarray, times: np.ndarray, land: np.ndarray | None =
 
 @pytest.fixture
 def fields() -> np.ndarray:
-    """A random walk about a large mean, (40, 4, 6, 12) float32: what breaks naive sums of squares."""
+    """Return a random walk around a large mean, (40, 4, 6, 12) float32, for which naive sums of squares are wrong."""
     rng = np.random.default_rng(1)
     walk = np.cumsum(rng.normal(0, [[[[50]], [[120]], [[0.5]], [[0.1]]]], (40, 4, 6, 12)), axis=0)
     return (walk + np.array([15000, 55000, 280, 290]).reshape(1, 4, 1, 1)).astype(np.float32)
 
 
-def test_mean_std_range_and_change(fields: np.ndarray) -> None:
+def test_mean_std_range_and_tendency_equal_numpy(fields: np.ndarray) -> None:
     times = np.arange(40) * STEP
     statistics = fit_statistics(make_reader(fields, times), times[2], times[-3], STEP)
     part = fields[2:-2].astype(np.float64)
@@ -61,7 +61,7 @@ def test_mean_std_range_and_change(fields: np.ndarray) -> None:
         np.testing.assert_allclose(getattr(statistics, name), expected, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-def test_the_same_whatever_the_split(fields: np.ndarray) -> None:
+def test_merged_moments_do_not_depend_on_the_division(fields: np.ndarray) -> None:
     valid = np.ones(fields.shape[1:], dtype=bool)
     moments_at_once = Moments.of_fields(
         np.moveaxis(fields, 1, 0).reshape(4, -1, 1), np.ones((4, 40 * 72, 1), dtype=bool)
@@ -104,8 +104,8 @@ def test_moments_of_any_number_of_cells(cells: int, compute: Callable[..., Momen
             np.testing.assert_allclose(moments.to_rows()[:, channel], expected, rtol=1e-12, atol=1e-10)
 
 
-def test_a_start_without_a_store_does_not_wait_for_numba() -> None:
-    """Its import and compilation take longer than the statistics of a small run."""
+def test_statistics_without_a_store_do_not_import_numba() -> None:
+    """Import and compilation of numba take longer than the statistics of a small run."""
     script = (
         "import sys, numpy as np; from credit.data.store.statistics import Moments; "
         "Moments.of_fields(np.ones((1, 2, 3), np.float32), np.ones((1, 2, 3), bool)); assert 'numba' not in sys.modules"
@@ -128,7 +128,7 @@ def test_masked_cells_do_not_count(fields: np.ndarray) -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_changes_are_over_exactly_one_step(fields: np.ndarray, every: int) -> None:
-    """Data finer than the step, and a gap."""
+    """The data have shorter intervals than the step, and a gap."""
     times = np.arange(40) * STEP
     times[20:] += STEP // 2 if every == 1 else STEP
     statistics = fit_statistics(make_reader(fields, times), times[0], times[-1], STEP * every)
@@ -141,7 +141,7 @@ def test_changes_are_over_exactly_one_step(fields: np.ndarray, every: int) -> No
     np.testing.assert_allclose(statistics.tendency_std, change.std(axis=(0, 2, 3)), rtol=1e-11)
 
 
-def test_small_changes_are_raised_with_a_word(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+def test_small_tendency_std_is_raised_with_a_message(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
     fields[:, 3] = fields[:1, 3] + 1e-3 * np.arange(40).reshape(40, 1, 1)
     with caplog.at_level(logging.INFO):
         statistics = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
@@ -150,14 +150,14 @@ def test_small_changes_are_raised_with_a_word(fields: np.ndarray, caplog: pytest
     assert "t2m: tendency_std" not in caplog.text
 
 
-def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+def test_coarse_packing_is_reported(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
     channels = make_reader(fields, np.arange(40)).channels.time_varying_stored
     std = np.array([50.0, 120.0, 0.5, 0.1])
     # 0.3 x 0.5 x sqrt(6) = 0.3674
     assert describe_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.367}) == []
     (line,) = describe_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.368})
     assert line.startswith("t2m: values in the files are rounded to 0.368")
-    # a forcing is not predicted, so its rounding does no harm
+    # A forcing is not predicted, so its rounding does not matter.
     assert next(channel.group for channel in channels if channel.name == "sst") == "dynamic_forcing"
     assert describe_coarse_packing(channels, std, {"sst": 1.0}) == []
     with caplog.at_level(logging.WARNING):
@@ -165,7 +165,7 @@ def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFix
     assert "t2m: values in the files are rounded to 1" in caplog.text
 
 
-def test_nothing_to_learn_from(fields: np.ndarray) -> None:
+def test_data_without_usable_changes_are_refused(fields: np.ndarray) -> None:
     times = np.arange(40) * STEP
     with pytest.raises(DataError, match="no two differ by 5h"):
         fit_statistics(make_reader(fields, times), 0, times[-1], 300)
@@ -174,13 +174,13 @@ def test_nothing_to_learn_from(fields: np.ndarray) -> None:
         fit_statistics(make_reader(fields, times), 0, times[-1], STEP)
 
 
-def test_through_json_and_by_name(fields: np.ndarray) -> None:
+def test_round_trip_through_json_and_selection_by_name(fields: np.ndarray) -> None:
     statistics = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
-    again = Statistics.from_dict(json.loads(json.dumps(statistics.to_dict())))
-    assert again.names == statistics.names
-    assert again.count.dtype == np.int64
+    restored = Statistics.from_dict(json.loads(json.dumps(statistics.to_dict())))
+    assert restored.names == statistics.names
+    assert restored.count.dtype == np.int64
     for name in ("mean", "std", "minimum", "maximum", "tendency_mean", "tendency_std", "count"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(statistics, name))
-    chosen = statistics.select(["t2m", "z850"])
-    assert chosen.names == ("t2m", "z850")
-    assert chosen.mean.tolist() == [statistics.mean[2], statistics.mean[0]]
+        np.testing.assert_array_equal(getattr(restored, name), getattr(statistics, name))
+    selected = statistics.select(["t2m", "z850"])
+    assert selected.names == ("t2m", "z850")
+    assert selected.mean.tolist() == [statistics.mean[2], statistics.mean[0]]

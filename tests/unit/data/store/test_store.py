@@ -1,4 +1,4 @@
-"""The training store: the same numbers as the sources, never half, never of another config."""
+"""Tests of the training store: the values of the sources, and errors for incomplete stores and other configs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
-# six-hourly from 2000-01-01 to 2000-01-10; train has 16 of 40 times, the splits span 32
+# Six-hourly from 2000-01-01 to 2000-01-10. The split train has 16 of 40 times, and the splits extend over 32.
 HOURS = np.arange(40) * 6
 
 
 @pytest.fixture
 def conf(tmp_path: Path) -> DataConfig:
-    """Levels, a mask, a static field, packed values."""
+    """Write a file with levels, a mask, a static field and packed values, and return its config."""
     sst = random_fields(40, H, W, seed=2)
     sst[:, 1, 3:6] = np.nan
     fields = {
@@ -41,10 +41,10 @@ def conf(tmp_path: Path) -> DataConfig:
         "ground": random_fields(H, W),
     }
     write_file(tmp_path / "a.nc", fields, HOURS, levels=[500, 850], packed={"t2m": 0.5})
-    return make(tmp_path)
+    return make_conf(tmp_path)
 
 
-def make(tmp_path: Path, **options: object) -> DataConfig:
+def make_conf(tmp_path: Path, **options: object) -> DataConfig:
     """Return the config of `conf` with other options."""
     settings = {
         "p3": ["t"],
@@ -59,7 +59,7 @@ def make(tmp_path: Path, **options: object) -> DataConfig:
 
 
 def require_equal_statistics(statistics: Statistics, expected: Statistics) -> None:
-    """Require equal statistics; the store's moments are summed in another order than those of the sources."""
+    """Require equal statistics up to rounding, because a store adds its moments in another order than the sources."""
     values, expected_values = statistics.to_dict(), expected.to_dict()
     assert values.keys() == expected_values.keys()
     for key, value in expected_values.items():
@@ -67,29 +67,29 @@ def require_equal_statistics(statistics: Statistics, expected: Statistics) -> No
         assert values[key] == (value if is_exact else pytest.approx(value, rel=1e-12)), key
 
 
-def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
+def test_store_equals_the_sources(conf: DataConfig) -> None:
     path = write_training_store(conf)
     sources = open_sources(conf)
-    stored = open_reader(conf)
-    assert len(stored.times) == 32
-    assert stored.calendar == sources.calendar
-    assert stored.channels == sources.channels
-    for index, time in enumerate(stored.times):
-        np.testing.assert_array_equal(stored.read(index), sources.read(sources.index_of(int(time))))
-    np.testing.assert_array_equal(stored.static(), sources.static())
-    np.testing.assert_array_equal(stored.masks["sst"], sources.masks["sst"])
-    assert stored.attributes == sources.attributes
-    assert stored.grid.describe_mismatch(sources.grid) is None
-    np.testing.assert_array_equal(stored.grid.lat_bounds, sources.grid.lat_bounds)
+    store_reader = open_reader(conf)
+    assert len(store_reader.times) == 32
+    assert store_reader.calendar == sources.calendar
+    assert store_reader.channels == sources.channels
+    for index, time in enumerate(store_reader.times):
+        np.testing.assert_array_equal(store_reader.read(index), sources.read(sources.index_of(int(time))))
+    np.testing.assert_array_equal(store_reader.static(), sources.static())
+    np.testing.assert_array_equal(store_reader.masks["sst"], sources.masks["sst"])
+    assert store_reader.attributes == sources.attributes
+    assert store_reader.grid.describe_mismatch(sources.grid) is None
+    np.testing.assert_array_equal(store_reader.grid.lat_bounds, sources.grid.lat_bounds)
     first = sources.calendar.parse("2000-01-01")
     last = sources.calendar.parse_period_end("2000-01-04")
-    fitted = fit_statistics(sources, first, last, 360)
-    require_equal_statistics(stored.statistics, fitted)
-    assert fitted.count.tolist() == [16 * H * W] * 3 + [16 * (H * W - 3), H * W]
+    source_statistics = fit_statistics(sources, first, last, 360)
+    require_equal_statistics(store_reader.statistics, source_statistics)
+    assert source_statistics.count.tolist() == [16 * H * W] * 3 + [16 * (H * W - 3), H * W]
     assert open_store(path).channels == conf.channel_map()
-    assert stored.index_of(int(stored.times[5])) == 5
-    assert stored.index_of(0) is None
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(stored)).read(3), stored.read(3))
+    assert store_reader.index_of(int(store_reader.times[5])) == 5
+    assert store_reader.index_of(0) is None
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(store_reader)).read(3), store_reader.read(3))
 
 
 def test_other_tools_open_the_store(conf: DataConfig) -> None:
@@ -104,8 +104,8 @@ def test_other_tools_open_the_store(conf: DataConfig) -> None:
         np.testing.assert_array_equal(selected, open_reader(conf).read(10)[2])
 
 
-def test_a_store_without_names_of_channels(conf: DataConfig) -> None:
-    """Versions up to 0.14 wrote none."""
+def test_store_without_names_of_channels_is_read(conf: DataConfig) -> None:
+    """Versions up to 0.14 wrote no names of channels."""
     path = write_training_store(conf)
     expected = open_reader(conf).read(7)
     for name in ("channel", "static_channel"):
@@ -115,7 +115,7 @@ def test_a_store_without_names_of_channels(conf: DataConfig) -> None:
     np.testing.assert_array_equal(open_reader(conf).read(7), expected)
 
 
-def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> None:
+def test_missing_store_is_an_error(tmp_path: Path, conf: DataConfig) -> None:
     with pytest.raises(DataError, match="does not exist; run credit preprocess"):
         open_reader(conf)
     Path(conf.store).mkdir()
@@ -124,11 +124,11 @@ def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> No
     with pytest.raises(DataError, match="is not a training store"):
         write_training_store(conf)
     with pytest.raises(DataError, match="data.store: not set"):
-        write_training_store(make(tmp_path, store=None))
-    assert isinstance(open_reader(make(tmp_path, store=None)), SourceReader)
+        write_training_store(make_conf(tmp_path, store=None))
+    assert isinstance(open_reader(make_conf(tmp_path, store=None)), SourceReader)
 
 
-def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_continues_after_a_full_disk(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     num_written = 0
 
     def raise_if_full(array: object, file: Path, fields_CHW: np.ndarray) -> None:
@@ -151,7 +151,7 @@ def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyP
     assert len(open_reader(conf).times) == 32
 
 
-def test_no_room_is_seen_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disk_space_is_detected_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
     with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, but only 1\.0 MiB are free"):
@@ -159,10 +159,10 @@ def test_no_room_is_seen_before_writing(conf: DataConfig, monkeypatch: pytest.Mo
     assert not Path(conf.store).exists()
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path, conf: DataConfig) -> None:
+def test_path_that_cannot_be_written_is_an_error(tmp_path: Path, conf: DataConfig) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
-        write_training_store(make(tmp_path, store=str(tmp_path / "file" / "store.zarr")))
+        write_training_store(make_conf(tmp_path, store=str(tmp_path / "file" / "store.zarr")))
 
 
 @pytest.mark.parametrize(
@@ -178,19 +178,21 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, conf: DataConfig) -> Non
 )
 def test_a_store_of_another_config_is_refused(tmp_path: Path, conf: DataConfig, options: dict, words: str) -> None:
     write_training_store(conf)
-    other = make(tmp_path, **options)
+    other_conf = make_conf(tmp_path, **options)
     for action in (open_reader, write_training_store):
-        with pytest.raises(DataError, match=words) as caught:
-            action(other)
-        text = str(caught.value)
+        with pytest.raises(DataError, match=words) as error_info:
+            action(other_conf)
+        text = str(error_info.value)
         assert "name another data.store and run credit preprocess, which does not change this store" in text
 
 
-def test_what_does_not_touch_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
+def test_settings_that_do_not_affect_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
     write_training_store(conf)
-    other = make(tmp_path, forcing=["sst", "sin_year"], input_order=["static", "prognostic", "dynamic_forcing"])
-    reader = open_reader(other)
-    assert reader.channels == other.channel_map()
+    other_conf = make_conf(
+        tmp_path, forcing=["sst", "sin_year"], input_order=["static", "prognostic", "dynamic_forcing"]
+    )
+    reader = open_reader(other_conf)
+    assert reader.channels == other_conf.channel_map()
     assert reader.read(0).shape[0] == 4
 
 
@@ -199,47 +201,47 @@ def test_another_training_period_needs_new_statistics_only(
 ) -> None:
     write_training_store(conf)
     splits = {"train": ["2000-01-01", "2000-01-03"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-08"] * 2}
-    other = make(tmp_path, splits=splits)
+    other_conf = make_conf(tmp_path, splits=splits)
     with pytest.raises(DataError, match=r"statistics of .* 2000-01-01T00:00\.\.2000-01-04T23:59.*keeps the fields"):
-        open_reader(other)
+        open_reader(other_conf)
     monkeypatch.setattr(SourceReader, "read", None)
-    write_training_store(other)
-    assert open_reader(other).statistics.count[0] == 12 * H * W
+    write_training_store(other_conf)
+    assert open_reader(other_conf).statistics.count[0] == 12 * H * W
 
 
 def test_a_transform_needs_new_statistics_only(
     tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_training_store(conf)
-    before = open_reader(conf)
-    other = make(tmp_path, transforms={"t2m": {"kind": "sqrt"}})
+    old_reader = open_reader(conf)
+    other_conf = make_conf(tmp_path, transforms={"t2m": {"kind": "sqrt"}})
     with pytest.raises(DataError, match=r"data.transforms are none, but the config has .*sqrt.*keeps the fields"):
-        open_reader(other)
+        open_reader(other_conf)
     monkeypatch.setattr(SourceReader, "read", None)
-    write_training_store(other)
-    reader = open_reader(other)
+    write_training_store(other_conf)
+    reader = open_reader(other_conf)
     row = [channel.name for channel in reader.channels.time_varying_stored].index("t2m")
-    np.testing.assert_array_equal(reader.read(0), before.read(0))
+    np.testing.assert_array_equal(reader.read(0), old_reader.read(0))
     values = np.sqrt(np.stack([reader.read(index)[row] for index in range(16)]).astype(np.float64))
     statistics = reader.statistics.select(["t2m"])
     assert statistics.mean[0] == pytest.approx(values.mean(), rel=1e-6)
     assert statistics.tendency_std[0] == pytest.approx(np.diff(values, axis=0).std(), rel=1e-4)
-    require_equal_statistics(reader.statistics.select(["t850"]), before.statistics.select(["t850"]))
+    require_equal_statistics(reader.statistics.select(["t850"]), old_reader.statistics.select(["t850"]))
 
 
-def test_times_beyond_the_store(tmp_path: Path, conf: DataConfig) -> None:
+def test_splits_beyond_the_store_are_refused(tmp_path: Path, conf: DataConfig) -> None:
     write_training_store(conf)
     splits = {"train": ["2000-01-01", "2000-01-04"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-09"] * 2}
-    other = make(tmp_path, splits=splits)
+    other_conf = make_conf(tmp_path, splits=splits)
     with pytest.raises(DataError, match=r"contains 2000-01-01T00:00\.\.2000-01-08T23:59, but data.splits need"):
-        open_reader(other)
+        open_reader(other_conf)
     with pytest.raises(
         DataError, match=r"in the store 2000-01-01T00:00\.\.2000-01-08T18:00 \(32 times\), in the splits"
     ):
-        write_training_store(other)
+        write_training_store(other_conf)
 
 
-def test_sources_that_changed_since(tmp_path: Path, conf: DataConfig) -> None:
+def test_changed_sources_are_refused(tmp_path: Path, conf: DataConfig) -> None:
     write_training_store(conf)
     os.utime(tmp_path / "a.nc", ns=(0, 0))
     assert open_reader(conf) is not None
@@ -247,7 +249,7 @@ def test_sources_that_changed_since(tmp_path: Path, conf: DataConfig) -> None:
         write_training_store(conf)
 
 
-def test_sources_that_moved_to_another_grid(tmp_path: Path, conf: DataConfig) -> None:
+def test_sources_on_a_different_grid_are_refused(tmp_path: Path, conf: DataConfig) -> None:
     write_training_store(conf)
     fields = {"t": random_fields(40, 2, 4, 8), "t2m": random_fields(40, 4, 8), "sst": random_fields(40, 4, 8)}
     write_file(tmp_path / "a.nc", fields | {"ground": random_fields(4, 8)}, HOURS, levels=[500, 850])
@@ -255,14 +257,14 @@ def test_sources_that_moved_to_another_grid(tmp_path: Path, conf: DataConfig) ->
         write_training_store(conf)
 
 
-def test_splits_without_data(tmp_path: Path, conf: DataConfig) -> None:
+def test_splits_without_data_are_refused(tmp_path: Path, conf: DataConfig) -> None:
     splits = {"train": ["1990-01-01", "1990-01-04"], "valid": ["1990-01-06"] * 2, "test": ["1990-01-08"] * 2}
     with pytest.raises(DataError, match=r"the sources have no time in them; 2000-01-01T00:00\.\.2000-01-10T18:00"):
-        write_training_store(make(tmp_path, splits=splits))
+        write_training_store(make_conf(tmp_path, splits=splits))
     assert not Path(conf.store).exists()
 
 
-def test_a_bad_value_in_the_sources_leaves_nothing_complete(tmp_path: Path) -> None:
+def test_bad_value_in_the_sources_leaves_the_store_incomplete(tmp_path: Path) -> None:
     t = random_fields(40, H, W)
     t[20, 0, 0] = np.nan
     write_file(tmp_path / "a.nc", {"t": t}, HOURS)
@@ -273,12 +275,12 @@ def test_a_bad_value_in_the_sources_leaves_nothing_complete(tmp_path: Path) -> N
         open_reader(conf)
 
 
-def test_lost_and_damaged_chunks(conf: DataConfig) -> None:
+def test_lost_and_damaged_chunks_are_errors(conf: DataConfig) -> None:
     write_training_store(conf)
     chunks = Path(conf.store) / "fields" / "c"
     shutil.rmtree(chunks / "3")
-    (damaged,) = [path for path in (chunks / "4").rglob("*") if path.is_file()]
-    damaged.write_bytes(damaged.read_bytes()[:100])
+    (damaged_chunk,) = [path for path in (chunks / "4").rglob("*") if path.is_file()]
+    damaged_chunk.write_bytes(damaged_chunk.read_bytes()[:100])
     reader = open_reader(conf)
     with pytest.raises(DataError, match=r"the fields of 2000-01-01T18:00 cannot be read \(its chunk is lost\)"):
         reader.read(3)
@@ -287,7 +289,7 @@ def test_lost_and_damaged_chunks(conf: DataConfig) -> None:
     assert np.isfinite(reader.read(5)[:3]).all()
 
 
-def test_a_store_whose_sources_were_written_with_a_tilde(
+def test_store_with_a_tilde_in_its_sources_is_read(
     conf: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Versions up to 0.14 kept `~` in the description of the store."""

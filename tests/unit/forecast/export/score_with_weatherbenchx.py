@@ -2,8 +2,8 @@
 
     python score_with_weatherbenchx.py FOLDER weatherbenchx_scores.csv
 
-It needs WeatherBench-X (commit 2047a84d of August 2026), which is on no package index, and nothing of this package.
-The test beside it explains how FOLDER is made.
+The script needs WeatherBench-X (commit 2047a84d of August 2026), which is not on a package index. It uses nothing of
+this package. `test_weatherbench.py` explains how to create FOLDER.
 """
 
 from __future__ import annotations

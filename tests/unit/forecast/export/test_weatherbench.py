@@ -1,6 +1,6 @@
-"""Forecasts for WeatherBench-X: the layout of the stores, and its scores beside those of `credit.score`.
+"""Forecasts for WeatherBench-X: the layout of the stores, and its scores compared with those of `credit.score`.
 
-``weatherbenchx_scores.csv`` has the scores that WeatherBench-X computed from the stores of this test. To write it anew:
+``weatherbenchx_scores.csv`` has the scores that WeatherBench-X computed from the stores of this test. To recreate it:
 
     python -m tests.unit.forecast.export.test_weatherbench FOLDER
     python tests/unit/forecast/export/score_with_weatherbenchx.py FOLDER/weatherbench weatherbenchx_scores.csv
@@ -94,11 +94,11 @@ def test_fields_are_those_of_the_files(folder: Path) -> None:
         level_dim = next((dim for dim in expected[name].dims if str(dim).startswith("level")), None)
         levels = [None] if level_dim is None else expected[name][level_dim].values
         for level in levels:
-            place = {} if level is None else {level_dim: level}
-            exported_place = {} if level is None else {"level": int(level)}
-            np.testing.assert_array_equal(forecasts[long_name].sel(exported_place), expected[name].sel(place))
-            sample = fields[name].sel(place).sel(time=truth["time"])
-            np.testing.assert_array_equal(truth[long_name].sel(exported_place), sample)
+            selection = {} if level is None else {level_dim: level}
+            exported_selection = {} if level is None else {"level": int(level)}
+            np.testing.assert_array_equal(forecasts[long_name].sel(exported_selection), expected[name].sel(selection))
+            sample = fields[name].sel(selection).sel(time=truth["time"])
+            np.testing.assert_array_equal(truth[long_name].sel(exported_selection), sample)
     # Temperature is on one level, geopotential on three.
     assert forecasts["temperature"].sel(level=[250, 500]).isnull().all()
 
@@ -132,7 +132,7 @@ def test_weatherbenchx_itself(folder: Path) -> None:
             assert compute_scores(str(folder))[key] == pytest.approx(float(row["value"]), rel=1e-9)
 
 
-def test_names(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variables_can_be_renamed_on_export(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "renamed")
     run_folder = folder.parent
     assert run_convert(run_folder, "--weatherbench", target, "--rename", "t2m=temperature") == 2
@@ -148,7 +148,7 @@ def test_names(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_names_of_variables() -> None:
     assert weatherbench_name("tp", False, 6) == "total_precipitation_6hr"
     assert weatherbench_name("tp", False) == "tp" and weatherbench_name("rain", False, 6) == "rain"
-    # A variable without levels is not the one on levels.
+    # Without levels, `t` is not the temperature on levels, so its name does not change.
     assert weatherbench_name("t", True) == "temperature" and weatherbench_name("t", False) == "t"
     names = [name for entry in VARIABLES for name in entry.config_names]
     assert len(names) == len(set(names))

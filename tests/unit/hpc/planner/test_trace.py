@@ -1,4 +1,4 @@
-"""The traced step against the real one: memory by the allocator, operations by torch's counter and by hand."""
+"""Traced training steps compared with executed steps: memory, operations, and kernels computed by hand."""
 
 from __future__ import annotations
 
@@ -15,58 +15,62 @@ from credit.cli.plan import load_config_without_paths
 from credit.hpc.planner.trace import Kernel, Trace, extrapolate_trace, trace_step
 from credit.parallel.process_info import fake_process_group
 from tests.parallel.torchrun import REPOSITORY
-from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
+from tests.unit.hpc.measured import counted_flops, measure_peak_bytes, small_config, traced
 
-WAYS = [*itertools.product(("false", "selective", "true"), ("false", "true"))]
+CHECKPOINT_AND_AMP = [*itertools.product(("false", "selective", "true"), ("false", "true"))]
 
 
-def require_instructions(amp: str) -> None:
-    """Without instructions for bfloat16 the processor's kernels make room for themselves that others do not."""
+def require_bfloat16_instructions(amp: str) -> None:
+    """Skip the test if the processor has no bfloat16 instructions: its kernels then allocate additional memory."""
     if amp == "true" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this processor has no instructions for bfloat16")
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11's own
-@pytest.mark.parametrize(("way", "amp"), WAYS)
-def test_activations_are_what_the_allocator_gives(way: str, amp: str) -> None:
-    require_instructions(amp)
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # The warning comes from torch 2.11.
+@pytest.mark.parametrize(("way", "amp"), CHECKPOINT_AND_AMP)
+def test_activations_equal_those_of_the_allocator(way: str, amp: str) -> None:
+    require_bfloat16_instructions(amp)
     config = small_config(f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}")
-    assert traced(config).activations == pytest.approx(allocated(config), rel=0.01)
+    assert traced(config).activations == pytest.approx(measure_peak_bytes(config), rel=0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "amp"), [("false", "true"), ("selective", "false"), ("true", "true")])
 def test_activations_of_the_starter_model(way: str, amp: str) -> None:
-    require_instructions(amp)
+    require_bfloat16_instructions(amp)
     changes = ["trainer.train_batch_size=1", f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}"]
     config = load_config_without_paths(REPOSITORY / "config" / "wxformer_1deg.yml", changes)
-    assert traced(config, grid="181x360").activations == pytest.approx(allocated(config, grid="181x360"), rel=0.01)
+    assert traced(config, grid="181x360").activations == pytest.approx(
+        measure_peak_bytes(config, grid="181x360"), rel=0.01
+    )
 
 
 def test_activations_of_a_rollout() -> None:
     config = small_config("trainer.recompute_steps=true", "model.use_spectral_norm=false")
-    assert traced(config, rollout=2).activations == pytest.approx(allocated(config, rollout=2), rel=0.1)
+    assert traced(config, rollout=2).activations == pytest.approx(measure_peak_bytes(config, rollout=2), rel=0.1)
 
 
 @pytest.mark.parametrize("recompute", ["true", "false"])
 def test_long_rollouts_follow_from_short_ones(recompute: str) -> None:
     config = small_config(f"trainer.recompute_steps={recompute}", "model.use_spectral_norm=false")
-    trace_of_two, trace_of_three, four = (traced(config, rollout=n) for n in (2, 3, 4))
+    trace_of_two, trace_of_three, trace_of_four = (traced(config, rollout=n) for n in (2, 3, 4))
     extrapolated = extrapolate_trace(trace_of_two, trace_of_three, 1)
-    assert extrapolated.activations == pytest.approx(four.activations, rel=0.02)
-    assert extrapolated.flops == four.flops
-    assert sum(extrapolated.kernels.values()) == sum(four.kernels.values())
-    moved = [sum(kernel.bytes * count for kernel, count in trace.kernels.items()) for trace in (extrapolated, four)]
-    assert moved[0] == pytest.approx(moved[1], rel=0.01)
+    assert extrapolated.activations == pytest.approx(trace_of_four.activations, rel=0.02)
+    assert extrapolated.flops == trace_of_four.flops
+    assert sum(extrapolated.kernels.values()) == sum(trace_of_four.kernels.values())
+    moved_bytes = [
+        sum(kernel.bytes * count for kernel, count in trace.kernels.items()) for trace in (extrapolated, trace_of_four)
+    ]
+    assert moved_bytes[0] == pytest.approx(moved_bytes[1], rel=0.01)
 
 
 @pytest.mark.parametrize("way", ["false", "true"])
-def test_operations_are_torchs(way: str) -> None:
+def test_operations_equal_those_of_torch(way: str) -> None:
     config = small_config(f"trainer.activation_checkpoint={way}")
     assert traced(config).flops == counted_flops(config)
 
 
-class Twice(nn.Module):
+class TwoLayers(nn.Module):
     """Two matrix products and a sum."""
 
     def __init__(self) -> None:
@@ -77,7 +81,7 @@ class Twice(nn.Module):
         return x + self.second(self.first(x))
 
 
-class Attend(nn.Module):
+class BiasedAttention(nn.Module):
     """Attention with a bias that trains."""
 
     def __init__(self) -> None:
@@ -89,7 +93,7 @@ class Attend(nn.Module):
         return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias)
 
 
-def trace_of(network: type[nn.Module], shape: tuple[int, ...], **options: Any) -> Trace:
+def trace_network(network: type[nn.Module], shape: tuple[int, ...], **options: Any) -> Trace:
     with torch.device("meta"):
         model = network()
 
@@ -109,9 +113,10 @@ def trace_of(network: type[nn.Module], shape: tuple[int, ...], **options: Any) -
 
 @pytest.mark.parametrize(("tf32", "rate"), [(True, "tf32"), (False, "float32")])
 def test_kernels_by_hand(tf32: bool, rate: str) -> None:
-    trace = trace_of(Twice, (100, 8), tf32=tf32)
+    trace = trace_network(TwoLayers, (100, 8), tf32=tf32)
     product = 2 * 100 * 8 * 32
-    # forward two; backward the gradients of both weights, and that of the second layer's input
+    # The forward pass has two products. The backward pass has three: the gradients of both weights, and that of the
+    # input of the second layer.
     assert trace.flops == 5 * product
     wide, narrow, weight = 4 * 100 * 32, 4 * 100 * 8, 4 * 8 * 32
     assert trace.kernels[Kernel(rate, product, narrow + weight + wide)] >= 2
@@ -120,25 +125,25 @@ def test_kernels_by_hand(tf32: bool, rate: str) -> None:
 
 
 def test_micro_steps_add_up() -> None:
-    trace_of_one, trace_of_five = (trace_of(Twice, (100, 8), micro_steps=n) for n in (1, 5))
+    trace_of_one, trace_of_five = (trace_network(TwoLayers, (100, 8), micro_steps=n) for n in (1, 5))
     assert trace_of_five.flops == 5 * trace_of_one.flops
-    # the first gradients become the parameters', later ones are added to them
+    # The first micro-step assigns the gradients of the two weights; each of the other four adds to them.
     assert sum(trace_of_five.kernels.values()) == 5 * sum(trace_of_one.kernels.values()) + 4 * 2
     assert trace_of_five.activations == trace_of_one.activations
 
 
 def test_mixed_precision_of_fsdp2() -> None:
-    trace = trace_of(Twice, (100, 8), dtypes=(torch.bfloat16, torch.float32))
+    trace = trace_network(TwoLayers, (100, 8), dtypes=(torch.bfloat16, torch.float32))
     rates = {kernel.rate for kernel in trace.kernels if kernel.flops}
     assert rates == {"bfloat16"}
 
 
 def test_attention_of_a_gpu_keeps_no_probabilities() -> None:
     original, shape = F.scaled_dot_product_attention, (6, 2, 64, 8)
-    on_gpu, on_cpu = (trace_of(Attend, shape, gpu=gpu) for gpu in (True, False))
+    on_gpu, on_cpu = (trace_network(BiasedAttention, shape, gpu=gpu) for gpu in (True, False))
     probabilities = 4 * 6 * 2 * 64 * 64
     fields = 4 * 6 * 2 * 64 * 8
-    # both make the bias's gradient for each head and window once
+    # Both compute the gradient of the bias for each head and window once.
     assert probabilities < on_gpu.activations < probabilities + 12 * fields
     assert on_cpu.activations > 2 * probabilities
     assert F.scaled_dot_product_attention is original

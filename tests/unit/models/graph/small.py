@@ -51,6 +51,6 @@ def fields(batch: int = 1, seed: int = 1, dtype: torch.dtype = torch.float32) ->
 
 
 def draw_noise(kind: str, batch: int, channels: int) -> dict[str, torch.Tensor]:
-    """Return noise of one kind, as `forward` takes it."""
+    """Return noise of one kind, in the form that `forward` takes."""
     shape = (batch, channels) if kind == "global" else (batch, channels, ROWS, COLUMNS)
     return {kind: torch.randn(shape, generator=torch.Generator().manual_seed(2))}

@@ -41,13 +41,13 @@ def test_grid_to_mesh_edges_are_all_close_pairs() -> None:
     expected = set(zip(*np.nonzero(distances <= 0.6 * longest), strict=True))
     assert {tuple(edge) for edge in edges} == expected
     assert len(edges) == len(expected)
-    # Every mesh node and every grid point takes part.
+    # Every mesh node and every grid point has an edge.
     assert len(np.unique(edges[:, 1])) == 162
     assert len(np.unique(edges[:, 0])) == 19 * 36
 
 
 def test_numbers_of_edges_at_a_quarter_degree() -> None:
-    """Nodes and mesh edges follow closed forms; the number of edges from the grid is one that must not change."""
+    """Numbers of nodes and mesh edges follow closed forms; the number of edges from the grid is a recorded figure."""
     grid = LatLonGrid.equiangular(721, 1440, True)
     mesh = IcosahedralMesh.build(6)
     assert len(mesh.nodes_N3) == 40_962
@@ -88,17 +88,18 @@ def test_edge_features_do_not_change_if_the_sphere_turns() -> None:
     lat, lon = find_mesh_coordinates(mesh.nodes_N3)
     edges = mesh.list_multimesh_edges()
     features = compute_edge_features(edges, to_unit_vectors(lat, lon), lat, lon)
-    turned = compute_edge_features(edges, to_unit_vectors(lat, lon + 0.7), lat, lon + 0.7)
-    np.testing.assert_allclose(turned, features, atol=1e-13)
-    tilted = compute_edge_features(edges, to_unit_vectors(lat + 0.1, lon), lat, lon)
-    assert np.abs(tilted - features).max() > 0.01
+    rotated_features = compute_edge_features(edges, to_unit_vectors(lat, lon + 0.7), lat, lon + 0.7)
+    np.testing.assert_allclose(rotated_features, features, atol=1e-13)
+    tilted_features = compute_edge_features(edges, to_unit_vectors(lat + 0.1, lon), lat, lon)
+    assert np.abs(tilted_features - features).max() > 0.01
 
 
-def test_frames_at_the_poles_follow_the_longitude() -> None:
+def test_local_axes_at_the_poles_follow_the_longitude() -> None:
     tables = build_constants(GRID, 2, None).tables
     features = tables.to_grid.features_E4.view(19, 36, 3, 4).double()
     assert features.isfinite().all()
-    # All points of the row have the same distances; the horizontal components turn by 10 degrees a column.
+    # All points of the row have the same distances. The horizontal components rotate by 10 degrees from column to
+    # column; both directions of rotation are accepted.
     north_row = features[0]
     torch.testing.assert_close(north_row[..., 0], north_row[:1, :, 0].expand(36, 3), rtol=0, atol=1e-6)
     components = torch.complex(north_row[..., 2], north_row[..., 3])

@@ -22,8 +22,8 @@ def build_layer(dim: int = 6) -> MessagePassingLayer:
     return layer.double()
 
 
-def concatenated_mlp(mlp: MLP, x: torch.Tensor) -> torch.Tensor:
-    """Return the MLP's function of one row that is the concatenation of its inputs."""
+def apply_concatenated_mlp(mlp: MLP, x: torch.Tensor) -> torch.Tensor:
+    """Return the output of the MLP for one row, as a function of the concatenation of its inputs."""
     weight = torch.cat([layer.weight for layer in mlp.expand], dim=1)
     hidden = F.silu(weight @ x + mlp.expand[0].bias)
     y = mlp.contract.weight @ hidden + mlp.contract.bias
@@ -38,12 +38,12 @@ def loop_over_edges(
     sums = [torch.zeros(nodes_NC.shape[1], dtype=nodes_NC.dtype) for _ in nodes_NC]
     new_edges = []
     for edge, (sender, receiver) in zip(edges_EC, edges_E2, strict=True):
-        message = concatenated_mlp(layer.message, torch.cat([edge, nodes_NC[sender], nodes_NC[receiver]]))
+        message = apply_concatenated_mlp(layer.message, torch.cat([edge, nodes_NC[sender], nodes_NC[receiver]]))
         sums[receiver] = sums[receiver] + message
         new_edges.append(edge + message)
     new_nodes = []
     for node, total in zip(nodes_NC, sums, strict=True):
-        new_nodes.append(node + concatenated_mlp(layer.update, torch.cat([node, total])))
+        new_nodes.append(node + apply_concatenated_mlp(layer.update, torch.cat([node, total])))
     return torch.stack(new_nodes), torch.stack(new_edges)
 
 

@@ -44,7 +44,7 @@ def test_samples_of_a_batch_are_independent(processor: str) -> None:
     assert (single[0] - single[1]).abs().max() > 1e-3
 
 
-def test_defaults_train_on_the_quickstart_grid() -> None:
+def test_default_sizes_on_the_quickstart_grid() -> None:
     spec = ModelSpec.from_sizes(image_height=32, image_width=64, in_channels=14, out_channels=7)
     with torch.device("meta"):
         model = build_model(spec, type(build_section())(type="graph"))
@@ -78,20 +78,20 @@ def ignore_longitude(model: GraphNetwork) -> None:
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_a_third_of_a_turn_turns_the_output(processor: str) -> None:
-    """The mesh has a threefold axis through the poles; only the longitudes among the features break the symmetry."""
-    # With the first column at 5 degrees no point lies on an edge between two faces, apart from the poles.
+    """The mesh has a threefold axis through the poles. Only the longitudes among the features break this symmetry."""
+    # With the first column at 5 degrees no point except the poles lies on an edge between two faces.
     spec = replace(build_spec(), grid=build_grid(5.0))
     model = build(spec, processor=processor).double()
     x = fields(batch=2, dtype=torch.float64)
     assert (model(x.roll(8, -1)) - model(x).roll(8, -1)).abs().max() > 1e-3
     ignore_longitude(model)
     torch.testing.assert_close(model(x.roll(8, -1)), model(x).roll(8, -1), rtol=0, atol=1e-10)
-    # A turn by another angle does not map the mesh onto itself.
+    # A rotation by another angle does not map the mesh onto itself.
     assert (model(x.roll(4, -1)) - model(x).roll(4, -1)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_the_whole_globe_is_seen(processor: str) -> None:
+def test_an_output_depends_on_the_whole_globe(processor: str) -> None:
     """With the edges of the icosahedron, or enough layers of attention, an output depends on every grid point."""
     model = build(processor=processor, depth=4)
     x = fields().requires_grad_()
@@ -116,7 +116,7 @@ def test_noise(kind: str, processor: str) -> None:
             parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(3))
     changed = model(x, noise)
     assert (changed - plain(x)).abs().amax(dim=(1, 2, 3, 4)).min() > 1e-4
-    # Zeros, and no noise at all, are the network without noise.
+    # Noise of zeros, and no noise at all, give the output of the network without noise.
     torch.testing.assert_close(model(x, {kind: torch.zeros_like(noise[kind])}), plain(x), rtol=0, atol=1e-6)
     torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-6)
     changed.square().mean().backward()
@@ -144,7 +144,7 @@ def test_the_value_that_an_error_names_works() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"refinements": 9}, {"processor": "gnn"}, {"hops": 0}, {"dim": 0}])
-def test_values_that_the_section_refuses(keys: dict[str, Any]) -> None:
+def test_section_refuses_invalid_values(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         build_section(**keys)
 

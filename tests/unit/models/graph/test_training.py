@@ -16,7 +16,7 @@ from credit.train.build.model import compile_blocks
 from .small import PROCESSORS, build, fields
 
 # The embeddings of inputs and geometric features are not split.
-WHOLE = ("embed_",)
+UNSPLIT_PREFIXES = ("embed_",)
 
 
 def compute_gradients(model: GraphNetwork, x: torch.Tensor) -> list[torch.Tensor]:
@@ -31,13 +31,13 @@ def test_blocks_are_units_and_their_layers_may_be_split(processor: str) -> None:
     units = {path: module for path, module in model.named_modules() if getattr(module, "_fsdp2_shard", False)}
     assert list(units) == ["encoder", "layers.0", "layers.1", "decoder"]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    outside = num_parameters - sum(p.numel() for unit in units.values() for p in unit.parameters())
-    assert outside < 0.1 * num_parameters
+    num_outside_parameters = num_parameters - sum(p.numel() for unit in units.values() for p in unit.parameters())
+    assert num_outside_parameters < 0.1 * num_parameters
     for path, unit in units.items():
         layers = [layer for group in read_plan(path, unit) for layer in group]
         require_splittable(model, layers)
         linear = {name for name, module in unit.named_modules() if isinstance(module, torch.nn.Linear)}
-        assert unit._tp_plan.keys() == {name for name in linear if not name.startswith(WHOLE)}
+        assert unit._tp_plan.keys() == {name for name in linear if not name.startswith(UNSPLIT_PREFIXES)}
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -50,7 +50,7 @@ def test_checkpointing_changes_nothing(processor: str, mode: bool | str) -> None
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-# Warnings of dynamo's own.
+# Dynamo itself raises these warnings.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -80,7 +80,7 @@ def test_bfloat16(processor: str) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     difference = (y.float() - expected).abs().max()
     assert 0 < difference < 0.05 * expected.abs().max() + 0.01
-    # As FSDP2's mixed precision, which casts weights and inputs.
+    # FSDP2's mixed precision casts the weights in this way.
     assert model.bfloat16()(x).dtype == torch.bfloat16
 
 
@@ -100,7 +100,7 @@ def test_a_model_that_was_used_in_inference_mode_can_be_trained() -> None:
     tables._build_cached_constants.cache_clear()
     model = build()
     with torch.inference_mode():
-        # The same constants, which are computed here.
+        # Compute the same constants again, in inference mode.
         tables._build_cached_constants.cache_clear()
         model.constants = tables.build_constants(model.spec.grid, model.refinements, None)
         model(fields())
@@ -111,7 +111,7 @@ def test_constants_are_no_part_of_the_state() -> None:
     model = build()
     assert list(model.buffers()) == []
     assert model.state_dict().keys() == dict(model.named_parameters()).keys()
-    # A device without memory stands for a device other than the CPU.
+    # The meta device serves as a device other than the CPU.
     on_device = model.constants.on_device(torch.device("meta"))
     assert on_device.mesh.index.senders.index.is_meta
     assert model.constants.on_device(torch.device("meta")) is on_device

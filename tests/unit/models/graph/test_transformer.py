@@ -77,7 +77,7 @@ def test_a_layer_reads_no_further_than_its_hops() -> None:
 
 
 def test_blocks_hold_several_queries() -> None:
-    """One query a block would gather each key as often as it is attended to."""
+    """With one query per block, each key would be gathered once for every query that attends to it."""
     mesh = IcosahedralMesh.build(4)
     blocks = find_neighbourhoods(mesh, 4)
     num_blocks, num_queries, num_keys = blocks.mask_MQK.shape

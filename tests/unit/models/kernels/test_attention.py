@@ -11,7 +11,7 @@ from torch import Tensor
 from credit.models.kernels.attention import attention, sdpa, sdpa_cpu, softmax_
 from credit.models.kernels.dispatch import ATTENTION, force_gpu_path, use_plain_formulations
 
-from .gradients import bfloat16_autocast, with_gradients
+from .gradients import bfloat16_autocast, collect_gradients
 
 
 @pytest.mark.parametrize(("heads", "cells"), [(1, 16), (4, 9), (2, 4), (2, 1)])
@@ -20,8 +20,8 @@ def test_values_and_gradients(heads: int, cells: int) -> None:
     qkv = torch.randn(6, cells, heads, 3, 8, requires_grad=True)
     bias = torch.randn(cells, cells, requires_grad=True)
     permuted = qkv.permute(3, 0, 2, 1, 4)
-    actual = with_gradients(sdpa_cpu(permuted, bias), [qkv, bias])
-    expected = with_gradients(sdpa(permuted, bias), [qkv, bias])
+    actual = collect_gradients(sdpa_cpu(permuted, bias), [qkv, bias])
+    expected = collect_gradients(sdpa(permuted, bias), [qkv, bias])
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -50,7 +50,7 @@ def test_float32_under_autocast() -> None:
         inputs = [tensor.to(dtype).requires_grad_() for tensor in (qkv, bias)]
         with bfloat16_autocast(dtype == torch.bfloat16):
             result = formulation(inputs[0].permute(3, 0, 2, 1, 4), inputs[1])
-        return with_gradients(result, inputs)
+        return collect_gradients(result, inputs)
 
     def relative_errors(tensors: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
         return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(tensors, exact, strict=True)]
@@ -68,12 +68,12 @@ def test_a_backward_pass_under_autocast_is_the_same(dtype: torch.dtype) -> None:
     qkv = torch.randn(3, 6, 1, 4, 8, dtype=dtype, requires_grad=True)
     bias = torch.randn(4, 4, dtype=dtype, requires_grad=True)
 
-    def gradients(*, autocast: bool) -> tuple[Tensor, ...]:
+    def compute_gradients(*, autocast: bool) -> tuple[Tensor, ...]:
         y = sdpa_cpu(qkv, bias)
         with bfloat16_autocast(autocast):
             return torch.autograd.grad(y.float().square().sum(), (qkv, bias))
 
-    for actual, expected in zip(gradients(autocast=True), gradients(autocast=False), strict=True):
+    for actual, expected in zip(compute_gradients(autocast=True), compute_gradients(autocast=False), strict=True):
         assert actual.dtype == dtype
         assert torch.equal(actual, expected)
 

@@ -13,24 +13,24 @@ ANYWHERE = Kernel("anywhere")
 COMPILED = Kernel("compiled", can_be_traced=True)
 
 
-def used_kernels(x: torch.Tensor) -> set[str]:
+def find_used_kernels(x: torch.Tensor) -> set[str]:
     return {kernel.name for kernel in (CPU_ONLY, FLOAT32_ONLY, ANYWHERE, COMPILED) if uses_kernel(kernel, x)}
 
 
 def test_conditions_of_hardware_and_precision() -> None:
     x = torch.ones(2)
-    assert used_kernels(x) == {"cpu", "float32", "anywhere", "compiled"}
-    assert used_kernels(x.bfloat16()) == {"cpu", "anywhere", "compiled"}
-    assert used_kernels(x.to("meta")) == {"float32", "anywhere", "compiled"}
+    assert find_used_kernels(x) == {"cpu", "float32", "anywhere", "compiled"}
+    assert find_used_kernels(x.bfloat16()) == {"cpu", "anywhere", "compiled"}
+    assert find_used_kernels(x.to("meta")) == {"float32", "anywhere", "compiled"}
     with torch.autocast("cpu", torch.bfloat16):
-        assert used_kernels(x) == {"cpu", "anywhere", "compiled"}
+        assert find_used_kernels(x) == {"cpu", "anywhere", "compiled"}
     with force_gpu_path():
-        assert used_kernels(x) == {"float32", "anywhere", "compiled"}
+        assert find_used_kernels(x) == {"float32", "anywhere", "compiled"}
 
 
 def test_the_compiler_is_given_plain_formulations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert used_kernels(torch.ones(2)) == {"compiled"}
+    assert find_used_kernels(torch.ones(2)) == {"compiled"}
 
 
 def test_replaced_kernels_come_back() -> None:
@@ -40,9 +40,9 @@ def test_replaced_kernels_come_back() -> None:
         use_plain_formulations(CPU_ONLY),
         use_plain_formulations(ANYWHERE),
     ):
-        assert used_kernels(x) == {"float32", "compiled"}
+        assert find_used_kernels(x) == {"float32", "compiled"}
         raise RuntimeError("inside")
-    assert used_kernels(x) == {"cpu", "float32", "anywhere", "compiled"}
+    assert find_used_kernels(x) == {"cpu", "float32", "anywhere", "compiled"}
 
 
 def test_names_are_unique() -> None:

@@ -1,4 +1,4 @@
-"""What the large-kernel convolutions keep for the backward pass; their values are tested with the embedding."""
+"""Tensors that large-kernel convolutions save for the backward pass; the embedding's tests check their values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, use_plain_formulations
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 
-from .gradients import kept_bytes
+from .gradients import count_saved_bytes
 
 
-def test_the_field_alone_is_kept() -> None:
+def test_only_the_field_is_saved_for_the_backward_pass() -> None:
     embed = CrossScaleEmbedding(8, 16, (4, 8, 16, 32), 2)
     x_BCHW = torch.randn(1, 8, 64, 64).contiguous(memory_format=torch.channels_last)
     weight_bytes = sum(conv.weight.nbytes for conv in embed.convs)
-    assert kept_bytes(lambda: embed(x_BCHW)) - weight_bytes == x_BCHW.nbytes
+    assert count_saved_bytes(lambda: embed(x_BCHW)) - weight_bytes == x_BCHW.nbytes
 
 
-def test_the_plain_formulation_takes_its_place() -> None:
+def test_the_plain_formulation_can_replace_the_kernel() -> None:
     torch.manual_seed(0)
     embed = CrossScaleEmbedding(3, 16, (4, 8, 16), 2)
     x_BCHW = torch.randn(1, 3, 24, 24)
@@ -37,7 +37,7 @@ class SumCounter(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Call an operation."""
+        """Call an operation, and count it if it is such a sum."""
         if func is torch.ops.aten.sum.dim_IntList and list(args[1]) == [0, 1, 2]:
             self.count += 1
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Results that a recomputation takes from the first pass."""
+"""Cache with which a recomputation reuses results of the first pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from ..small import build, fields
 
 
-class Counted(torch.autograd.Function):
-    """The square, and how often it was computed."""
+class CountedSquare(torch.autograd.Function):
+    """Square of the input, which counts its computations in `calls`."""
 
     calls = 0
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
         def compute() -> tuple[Tensor]:
-            Counted.calls += 1
+            CountedSquare.calls += 1
             return (x.square(),)
 
         ctx.save_for_backward(x)
@@ -35,21 +35,21 @@ class Counted(torch.autograd.Function):
         return 2 * x * gradient
 
 
-def test_a_recomputation_takes_what_was_computed_also_the_second_time() -> None:
-    Counted.calls = 0
+def test_every_recomputation_reuses_the_results_of_the_first_pass() -> None:
+    CountedSquare.calls = 0
     x = torch.tensor([2.0, 3.0], requires_grad=True)
 
-    def twice(x: Tensor) -> Tensor:
-        return Counted.apply(Counted.apply(x.sin()))
+    def square_twice(x: Tensor) -> Tensor:
+        return CountedSquare.apply(CountedSquare.apply(x.sin()))
 
-    y = checkpoint(twice, x, use_reentrant=False, context_fn=recompute_contexts).sum()
-    assert Counted.calls == 2
+    y = checkpoint(square_twice, x, use_reentrant=False, context_fn=recompute_contexts).sum()
+    assert CountedSquare.calls == 2
     for _ in range(2):
         (gradient,) = torch.autograd.grad(y, x, retain_graph=True)
         torch.testing.assert_close(gradient, 4 * x.sin() ** 3 * x.cos())
-    assert Counted.calls == 2
-    twice(x)
-    assert Counted.calls == 4, "outside of a recomputation everything is computed"
+    assert CountedSquare.calls == 2
+    square_twice(x)
+    assert CountedSquare.calls == 4, "outside of a recomputation everything is computed"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,7 +58,7 @@ def test_a_recomputation_takes_what_was_computed_also_the_second_time() -> None:
 def test_a_rollout_has_the_same_gradients_for_fewer_operations(
     blocks: bool | str, frozen: bool, dtype: torch.dtype
 ) -> None:
-    def rollout(**how) -> tuple[list[Tensor], int]:
+    def run_rollout(**checkpoint_options) -> tuple[list[Tensor], int]:
         model = build(seed=3).train()
         model.stages[0].requires_grad_(not frozen)
         if blocks:
@@ -72,20 +72,20 @@ def test_a_rollout_has_the_same_gradients_for_fewer_operations(
         with FlopCounterMode(display=False) as counter:
             x = fields(batch=2)
             for _ in range(2):
-                x = checkpoint(step, x, use_reentrant=False, **how)
+                x = checkpoint(step, x, use_reentrant=False, **checkpoint_options)
             x.square().mean().backward()
         return [p.grad for p in model.parameters() if p.requires_grad], counter.get_total_flops()
 
-    plain, operations = rollout()
-    recalled, fewer = rollout(context_fn=recompute_contexts)
-    assert all(torch.equal(one, other) for one, other in zip(recalled, plain, strict=True))
-    assert fewer < operations
+    expected, flops = run_rollout()
+    gradients, flops_with_cache = run_rollout(context_fn=recompute_contexts)
+    assert all(torch.equal(gradient, other) for gradient, other in zip(gradients, expected, strict=True))
+    assert flops_with_cache < flops
 
 
-def test_passes_that_differ_are_noticed() -> None:
-    first, again = recompute_contexts()
-    with first:
+def test_a_recomputation_that_differs_from_the_first_pass_is_an_error() -> None:
+    first_pass, recomputation = recompute_contexts()
+    with first_pass:
         for _ in range(2):
             cache_across_recompute(lambda: (torch.ones(1),))
-    with pytest.raises(AssertionError), again:
+    with pytest.raises(AssertionError), recomputation:
         cache_across_recompute(lambda: (torch.ones(1),))

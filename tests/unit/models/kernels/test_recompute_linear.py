@@ -1,4 +1,4 @@
-"""Linear layers that keep less for the backward pass: the same values and gradients, fewer bytes."""
+"""Linear layers that save less for the backward pass: the same values and gradients, fewer bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit.models.kernels.dispatch import RECOMPUTED_NORM, force_gpu_path, use_
 from credit.models.kernels.recompute_linear import CustomProductLinear, RecomputedNorm, norm_linear
 from credit.models.layers.window_attention import to_windows
 
-from .gradients import assert_near, bfloat16_autocast, kept_bytes, with_gradients
+from .gradients import assert_near, bfloat16_autocast, collect_gradients, count_saved_bytes
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -24,19 +24,21 @@ def test_norm_linear(strided: bool) -> None:
     inputs = [x, *norm.parameters(), *layer.parameters()]
     arrange = partial(to_windows, window=2, strided=strided)
 
-    def plain() -> Tensor:
+    def compute_plain() -> Tensor:
         return layer(arrange(norm(x)))
 
-    def kernel() -> Tensor:
+    def compute_with_recomputed_norm() -> Tensor:
         recomputed_norm = RecomputedNorm.build_if_worthwhile(norm, x)
         assert recomputed_norm is not None
         return layer(arrange(norm(x)), partial(norm_linear, norm=recomputed_norm, arrange=arrange))
 
-    assert_near(with_gradients(kernel(), inputs), with_gradients(plain(), inputs), 1e-6)
-    assert kept_bytes(plain) - kept_bytes(kernel) == 4 * x.numel()
+    assert_near(
+        collect_gradients(compute_with_recomputed_norm(), inputs), collect_gradients(compute_plain(), inputs), 1e-6
+    )
+    assert count_saved_bytes(compute_plain) - count_saved_bytes(compute_with_recomputed_norm) == 4 * x.numel()
 
 
-def test_norms_are_kept_where_that_is_better() -> None:
+def test_norms_are_recomputed_only_where_it_is_worthwhile() -> None:
     norm = nn.LayerNorm(8)
     x = torch.randn(3, 8)
     assert RecomputedNorm.build_if_worthwhile(norm, x) is not None
@@ -59,11 +61,11 @@ def test_a_backward_pass_under_autocast_is_the_same(dtype: torch.dtype) -> None:
     weight = torch.randn(24, 8, dtype=dtype, requires_grad=True)
     norm = RecomputedNorm(torch.randn(6, 4, 8).to(dtype), torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype), 1e-5)
 
-    def gradients(*, autocast: bool) -> tuple[Tensor, ...]:
+    def compute_gradients(*, autocast: bool) -> tuple[Tensor, ...]:
         y = norm_linear(x, weight, None, norm, lambda normed: normed)
         with bfloat16_autocast(autocast):
             return torch.autograd.grad(y.float().sum(), (x, weight))
 
-    for actual, expected in zip(gradients(autocast=True), gradients(autocast=False), strict=True):
+    for actual, expected in zip(compute_gradients(autocast=True), compute_gradients(autocast=False), strict=True):
         assert actual.dtype == dtype
         assert torch.equal(actual, expected)

@@ -14,8 +14,8 @@ from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.padding import SpherePadding
 
 
-def plainly(embed: CrossScaleEmbedding, x: Tensor) -> Tensor:
-    """Return what the embedding should: torch's own padded convolutions, side by side."""
+def embed_with_convolutions(embed: CrossScaleEmbedding, x: Tensor) -> Tensor:
+    """Return the expected tokens: torch's own padded convolutions, concatenated along the channels."""
     x, scales = embed.padding.pad(x), []
     size = tuple(n // embed.stride for n in x.shape[2:])
     for conv in embed.convs:
@@ -27,12 +27,12 @@ def plainly(embed: CrossScaleEmbedding, x: Tensor) -> Tensor:
 
 
 def assert_same_values_and_gradients(embed: CrossScaleEmbedding, x: Tensor) -> None:
-    ours, expected = embed(x), plainly(embed, x)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-    wanted, weights = [x, *embed.parameters()], torch.randn_like(expected)
-    ours_grad, expected_grad = (torch.autograd.grad((y * weights).sum(), wanted) for y in (ours, expected))
-    for mine, theirs in zip(ours_grad, expected_grad, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    output, expected = embed(x), embed_with_convolutions(embed, x)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    inputs, weights = [x, *embed.parameters()], torch.randn_like(expected)
+    gradients, expected_gradients = (torch.autograd.grad((y * weights).sum(), inputs) for y in (output, expected))
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,17 @@ def assert_same_values_and_gradients(embed: CrossScaleEmbedding, x: Tensor) -> N
         ((8,), 2, (2, 8)),  # one row
         ((4, 8), 2, (4, 6)),
         ((4, 8, 16), 2, (7, 6)),
-        ((4, 8, 16), 2, (17, 21)),  # what the stride does not cover is dropped
+        ((4, 8, 16), 2, (17, 21)),  # the last row and column get no token
         ((4, 16, 32), 4, (24, 32)),
-        ((4, 16, 20), 4, (23, 22)),  # or reaches into a block that is no more
+        ((4, 16, 20), 4, (23, 22)),  # the large kernels read cells beyond the last token
         ((2, 10), 2, (21, 24)),
         ((3, 9, 15), 3, (18, 21)),
         ((3, 8), 2, (12, 10)),  # an odd excess: the extra cell of padding goes right and below
     ],
 )
-def test_equals_convolutions_values_and_gradients(kernels: tuple[int, ...], stride: int, size: tuple[int, int]) -> None:
+def test_values_and_gradients_equal_those_of_convolutions(
+    kernels: tuple[int, ...], stride: int, size: tuple[int, int]
+) -> None:
     torch.manual_seed(0)
     embed = CrossScaleEmbedding(3, 16, kernels, stride)
     x = torch.randn(2, 3, *size, requires_grad=True)
@@ -69,7 +71,9 @@ def test_equals_convolutions_values_and_gradients(kernels: tuple[int, ...], stri
         SpherePadding("mirror", (4, 2), (3, 1), 1, ()),
     ],
 )
-def test_a_padded_field_is_read_where_it_lies(padding: SpherePadding, kernels: tuple[int, ...], as_gpu: bool) -> None:
+def test_padding_inside_the_embedding_equals_padding_before_it(
+    padding: SpherePadding, kernels: tuple[int, ...], as_gpu: bool
+) -> None:
     torch.manual_seed(0)
     embed = CrossScaleEmbedding(5, 16, kernels, 2, padding)
     x = torch.randn(2, 5, 18, 24, requires_grad=True)
@@ -82,7 +86,7 @@ def test_widths_halve_and_the_last_kernel_takes_the_rest() -> None:
     assert [(conv.kernel_size[0], conv.out_channels) for conv in embed.convs] == [(4, 16), (8, 8), (16, 4), (32, 4)]
 
 
-def test_wide_kernels_keep_bfloat16_accuracy() -> None:
+def test_large_kernels_have_the_accuracy_of_bfloat16() -> None:
     torch.manual_seed(0)
     embed = CrossScaleEmbedding(8, 8, (32,), 2)
     x = torch.randn(1, 8, 32, 32)

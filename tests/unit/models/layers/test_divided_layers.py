@@ -1,4 +1,4 @@
-"""What the layers tell domain parallelism: cells of padding, taps of interpolation, numbers of cells for dropout."""
+"""Data that layers give to domain parallelism: cells of padding, taps of interpolation, cell numbers for dropout."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_masks_of_a_part_are_those_of_the_whole_field() -> None:
     dropout = SeededDropout(0.4, number=1)
     seeds = torch.tensor([[11], [12]])
     x = torch.ones(2, 6, 8, 4)
-    whole = dropout.drop_channels(x.flatten(0, 2), seeds).view_as(x)
+    whole_output = dropout.drop_channels(x.flatten(0, 2), seeds).view_as(x)
     dropout.numberings = (CellNumbering(range(2, 5), range(4, 8), width=8),)
     dropout.field_ranks = range(1)
     part = dropout.drop_channels(x[:, 2:5, 4:8].flatten(0, 2), seeds).view(2, 3, 4, 4)
-    assert torch.equal(part, whole[:, 2:5, 4:8])
+    assert torch.equal(part, whole_output[:, 2:5, 4:8])
     assert 0.2 < (part == 0).float().mean() < 0.6

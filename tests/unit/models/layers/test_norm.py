@@ -63,7 +63,7 @@ def test_each_cell_has_its_own_scale_and_shift(shape: tuple[int, ...], channel_d
 
 @pytest.mark.parametrize("norm", [LayerNorm(8, DIMS), GroupNorm(4, 8, DIMS)])
 def test_norms_with_a_condition(norm: LayerNorm | GroupNorm) -> None:
-    """A new norm ignores its condition bit for bit, and a trained one without a condition is plain."""
+    """A new norm ignores its condition, bit for bit. A trained norm without a condition equals a plain norm."""
     torch.manual_seed(0)
     x = torch.randn(2, 8, 4, 8)
     vector_BK, cells_BHWK = torch.randn(2, 3), torch.randn(2, 4, 8, 2)

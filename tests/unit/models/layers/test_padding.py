@@ -1,4 +1,4 @@
-"""Padding against fields that are known analytically on the whole sphere, and the sizes that windows ask for."""
+"""Padding compared with analytic fields on the sphere, and automatic padding for the sizes that windows need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ WINDOWS = ((8, 4), (4, 4), (2, 4), (1, 4))
 WIDTH = 12
 
 
-def padding_for(height: int, pole_points: bool, vector_channels: tuple[int, ...] = (), **section: Any) -> SpherePadding:
+def build_test_padding(
+    height: int, pole_points: bool, vector_channels: tuple[int, ...] = (), **section: Any
+) -> SpherePadding:
     return build_padding(
         section,
         grid=(height, WIDTH),
@@ -30,18 +32,18 @@ def padding_for(height: int, pole_points: bool, vector_channels: tuple[int, ...]
     )
 
 
-def rows(height: int, pole_points: bool, north: int = 0, south: int = 0) -> torch.Tensor:
-    """Latitudes in radians from north to south, continued by `north` and `south` rows beyond 90 degrees."""
+def compute_latitudes(height: int, pole_points: bool, north: int = 0, south: int = 0) -> torch.Tensor:
+    """Return latitudes in radians from north to south, continued by `north` and `south` rows beyond the poles."""
     step = math.pi / (height - 1 if pole_points else height)
     first = math.pi / 2 - (0 if pole_points else step / 2)
     return first - step * torch.arange(-north, height + south, dtype=torch.float64)
 
 
-def smooth_fields(lat: torch.Tensor, west: int = 0, east: int = 0) -> torch.Tensor:
-    """A scalar and the eastward and northward components of a tangent vector field, (1, 3, 1, H, W).
+def compute_smooth_fields(lat: torch.Tensor, west: int = 0, east: int = 0) -> torch.Tensor:
+    """Return a scalar and the eastward and northward components of a tangent vector field, (1, 3, 1, H, W).
 
-    With x = cos(lat) cos(lon) and so on, the scalar is a polynomial in x, y, z, the vector the gradient of x + y z.
-    Written as functions of (lat, lon), all continue smoothly across a pole when latitude runs on beyond 90 degrees.
+    With x = cos(lat) cos(lon) and so on, the scalar is a polynomial in x, y, z. The vector is the gradient of x + y z.
+    As functions of (lat, lon), all three are smooth across a pole if the latitude continues beyond 90 degrees.
     """
     lon = 2 * math.pi / WIDTH * torch.arange(-west, WIDTH + east, dtype=torch.float64)
     lat, lon = lat[:, None], lon[None, :]
@@ -54,28 +56,28 @@ def smooth_fields(lat: torch.Tensor, west: int = 0, east: int = 0) -> torch.Tens
 
 @pytest.mark.parametrize("pole_points", [False, True])
 def test_exact_poles_continue_scalars_and_vectors(pole_points: bool) -> None:
-    padding = padding_for(9, pole_points, (1, 2), mode="earth", lat=[4, 3], lon=[2, 5], pole="exact")
-    fields = smooth_fields(rows(9, pole_points))
+    padding = build_test_padding(9, pole_points, (1, 2), mode="earth", lat=[4, 3], lon=[2, 5], pole="exact")
+    fields = compute_smooth_fields(compute_latitudes(9, pole_points))
     before = fields.clone()
-    expected = smooth_fields(rows(9, pole_points, 4, 3), 2, 5)
+    expected = compute_smooth_fields(compute_latitudes(9, pole_points, 4, 3), 2, 5)
     torch.testing.assert_close(padding.pad(fields), expected)
     assert torch.equal(fields, before)
     torch.testing.assert_close(padding.pad(fields)[..., 4:-3, 2:-5], fields, rtol=0, atol=0)
 
 
-def test_published_earth_padding_is_right_for_scalars_between_poles_only() -> None:
-    padding = padding_for(9, False, (1, 2), mode="earth", lat=[4, 3], lon=[0, 1])
-    padded = padding.pad(smooth_fields(rows(9, False)))
-    expected = smooth_fields(rows(9, False, 4, 3), 0, 1)
+def test_published_earth_padding_is_exact_only_for_scalars_without_pole_rows() -> None:
+    padding = build_test_padding(9, False, (1, 2), mode="earth", lat=[4, 3], lon=[0, 1])
+    padded = padding.pad(compute_smooth_fields(compute_latitudes(9, False)))
+    expected = compute_smooth_fields(compute_latitudes(9, False, 4, 3), 0, 1)
     torch.testing.assert_close(padded[:, :1], expected[:, :1])
     torch.testing.assert_close(padded[:, 1:, :, :4], -expected[:, 1:, :, :4])  # vectors keep their sign, as published
 
 
 def test_published_earth_padding_repeats_a_pole_row() -> None:
     field = torch.arange(3.0)[:, None].expand(3, WIDTH)[None, None, None]
-    padding = padding_for(3, True, mode="earth", lat=[2, 1], lon=[0, 0])
+    padding = build_test_padding(3, True, mode="earth", lat=[2, 1], lon=[0, 0])
     assert padding.pad(field)[0, 0, 0, :, 0].tolist() == [1, 0, 0, 1, 2, 2]
-    exact = padding_for(3, True, mode="earth", lat=[2, 1], lon=[0, 0], pole="exact")
+    exact = build_test_padding(3, True, mode="earth", lat=[2, 1], lon=[0, 0], pole="exact")
     assert exact.pad(field)[0, 0, 0, :, 0].tolist() == [2, 1, 0, 1, 2, 1]
 
 
@@ -89,13 +91,13 @@ def test_mirror_reflects_latitude_in_place_and_wraps_longitude() -> None:
 def test_a_side_without_padding_stays_as_it_is() -> None:
     field = torch.randn(1, 1, 1, 6, WIDTH)
     for mode in ("earth", "mirror"):
-        padded = padding_for(6, False, mode=mode, lat=[2, 0], lon=[0, 3]).pad(field)
+        padded = build_test_padding(6, False, mode=mode, lat=[2, 0], lon=[0, 3]).pad(field)
         assert padded.shape[-2:] == (8, WIDTH + 3)
         assert torch.equal(padded[..., 2:, :WIDTH], field)
 
 
 def test_gradients_reach_vector_rows_with_their_sign() -> None:
-    padding = padding_for(6, False, (0,), mode="earth", lat=[1, 0], lon=[0, 0], pole="exact")
+    padding = build_test_padding(6, False, (0,), mode="earth", lat=[1, 0], lon=[0, 0], pole="exact")
     field = torch.randn(1, 1, 1, 6, WIDTH, requires_grad=True)
     padding.pad(field)[..., 0, 0].sum().backward()
     expected = torch.zeros(6, WIDTH)
@@ -106,7 +108,7 @@ def test_gradients_reach_vector_rows_with_their_sign() -> None:
 @pytest.mark.parametrize(
     ("size", "strides", "windows", "expected"),
     [
-        # The starter's and the published models' paddings come out of the rule.
+        # The rule gives the paddings of the starter config and of the published models.
         (181, STRIDES, WINDOWS, (37, 38)),
         (360, STRIDES, WINDOWS, (12, 12)),
         (640, STRIDES, ((10, 10), (5, 10), (2, 10), (1, 10)), (80, 80)),
@@ -136,7 +138,7 @@ def test_automatic_pads(size: int, strides: tuple, windows: tuple, expected: tup
 )
 def test_errors_say_what_to_do(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        padding_for(8, False, **{"lat": [0, 0], "lon": [0, 0], **section})
+        build_test_padding(8, False, **{"lat": [0, 0], "lon": [0, 0], **section})
 
 
 def test_an_odd_number_of_longitudes_has_no_opposite_meridian() -> None:
@@ -144,10 +146,10 @@ def test_an_odd_number_of_longitudes_has_no_opposite_meridian() -> None:
         build_padding({"lat": [1, 1]}, grid=(8, 15), strides=STRIDES, multiple=1, vector_channels=(), pole_points=False)
 
 
-def test_vectors_of_all_frames_turn_at_a_pole() -> None:
+def test_vectors_of_all_frames_change_sign_at_a_pole() -> None:
     options = {"mode": "earth", "lat": [4, 4], "lon": [4, 4], "pole": "exact"}
     model = build(frames=2, image_height=24, image_width=24, padding=options, vector_channels=[1])
-    one = build(frames=1, image_height=24, image_width=24, padding=options, vector_channels=[1])
+    single_frame_model = build(frames=1, image_height=24, image_width=24, padding=options, vector_channels=[1])
     x_BCTHW = torch.randn(1, *model.spec.in_shape)
-    expected = torch.stack([one.padding.pad(x_BCTHW[:, :, frame]) for frame in range(2)], dim=2)
+    expected = torch.stack([single_frame_model.padding.pad(x_BCTHW[:, :, frame]) for frame in range(2)], dim=2)
     assert torch.equal(model.padding.pad(x_BCTHW.flatten(1, 2)), expected.flatten(1, 2))

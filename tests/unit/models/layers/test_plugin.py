@@ -1,4 +1,4 @@
-"""A small network built from `credit.models.layers` alone, as a plugin would build one."""
+"""A small network built only from `credit.models.layers`, as in a plugin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WindowNetwork(nn.Module):
 
 
 class KeepTokens(nn.Module):
-    """Stands for an attention layer, and returns the tokens as its update."""
+    """Replacement for an attention layer that returns the tokens as its update."""
 
     def forward(self, x_BHWC: Tensor, conditions: layers.Conditions) -> Tensor:
         return x_BHWC
@@ -60,8 +60,8 @@ def test_a_network_of_shared_layers_trains() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_a_network_turns_with_the_globe() -> None:
-    """Without attention, whose windows end at the edge of the padding, the seam of the grid leaves no trace."""
+def test_a_network_without_attention_commutes_with_a_shift_in_longitude() -> None:
+    """Attention is replaced, because its windows end at the edges of the padded grid and break the symmetry."""
     model = WindowNetwork().eval()
     initialise_(model, seed=0)
     for layer in model.layers:
@@ -81,5 +81,5 @@ import credit.models.layers
 refused = ("xarray", "netCDF4", "zarr", "dask", "pydantic", "matplotlib", "credit.config", "credit.data")
 print([name for name in refused if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

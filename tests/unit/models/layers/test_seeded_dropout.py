@@ -26,7 +26,7 @@ def test_rate_and_independence() -> None:
             both = (dropped & dropped.roll(1, dim)).float().mean()
             torch.testing.assert_close(both, torch.tensor(0.01), rtol=0, atol=0.002)
         assert (dropped[0] & dropped[1]).float().mean() < 0.015
-    # Layers differ, also those with the same memory.
+    # Masks of different layers are independent, also for layers with the same memory.
     assert ((masks[0] == 0) & (masks[2] == 0)).float().mean() < 0.015
 
 
@@ -34,27 +34,27 @@ def test_rate_and_independence() -> None:
 def test_a_mask_does_not_depend_on_the_batch_or_on_the_part_of_a_rank(num_units: int) -> None:
     x = torch.rand(3, 4, 6, num_units)
     dropout = SeededDropout(0.3, 5)
-    whole = dropout.drop_channels(x, SEEDS_BM)
-    assert torch.equal(dropout.drop_channels(x[1:2], SEEDS_BM[1:2]), whole[1:2])
+    full_output = dropout.drop_channels(x, SEEDS_BM)
+    assert torch.equal(dropout.drop_channels(x[1:2], SEEDS_BM[1:2]), full_output[1:2])
     half = num_units // 2
     parts = []
     for rank in range(2):
         dropout.first_unit = rank * half
         parts.append(dropout.drop_channels(x[..., rank * half : (rank + 1) * half], SEEDS_BM))
-    assert torch.equal(torch.cat(parts, dim=-1), whole)
+    assert torch.equal(torch.cat(parts, dim=-1), full_output)
 
 
 def test_attention_weights() -> None:
     heads, window = 4, 3
     weights_NhLL = torch.rand(len(to_windows(torch.zeros(3, 6, 9, 1), window, strided=False)), heads, 9, 9)
     dropout = SeededDropout(0.25, 1)
-    whole = dropout.drop_attention_weights(weights_NhLL, SEEDS_BM, heads)
-    assert abs((whole == 0).float().mean() - 0.25) < 0.02
+    full_output = dropout.drop_attention_weights(weights_NhLL, SEEDS_BM, heads)
+    assert abs((full_output == 0).float().mean() - 0.25) < 0.02
     windows = len(weights_NhLL) // 3
-    alone = dropout.drop_attention_weights(weights_NhLL[windows : 2 * windows], SEEDS_BM[1:2], heads)
-    assert torch.equal(alone, whole[windows : 2 * windows])
+    single_sample = dropout.drop_attention_weights(weights_NhLL[windows : 2 * windows], SEEDS_BM[1:2], heads)
+    assert torch.equal(single_sample, full_output[windows : 2 * windows])
     dropout.first_unit = 2
-    assert torch.equal(dropout.drop_attention_weights(weights_NhLL[:, 2:], SEEDS_BM, heads), whole[:, 2:])
+    assert torch.equal(dropout.drop_attention_weights(weights_NhLL[:, 2:], SEEDS_BM, heads), full_output[:, 2:])
 
 
 def test_a_seed_of_zero_drops_nothing() -> None:
@@ -81,7 +81,7 @@ def test_rates_of_a_network(rate: float | None, dropout: float, expected: dict[s
         if isinstance(module, SeededDropout):
             rates[next(part for part in ("attention", "feed_forward") if part in name)] = module.rate
     assert rates == expected
-    # In eval mode, too, the output depends on the seeds, and without seeds it is that of the plain network.
+    # Also in eval mode, the output depends on the seeds. Without seeds, it equals that of the plain network.
     x = torch.randn(2, 4, 1, cases.ROWS, cases.COLUMNS)
     model.to(torch.float64).to(torch.float32)
     plain = WXFormer.from_kwargs(**cases.settings(cases.Case()))

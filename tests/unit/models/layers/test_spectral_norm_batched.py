@@ -1,4 +1,4 @@
-"""Weights of one shape normalised together: the same as one by one, in fewer operations."""
+"""Weights of equal shape normalised together: the same results as one by one, in fewer operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.train.build.model import compile_blocks
 
 from ..small import build, fields
-from .test_spectral_norm import assert_close, gradients, rollout_gradients, snapshot
+from .test_spectral_norm import assert_gradients_close, compute_rollout_gradients, copy_gradients, copy_vectors
 
 LAYERS: list[Callable[[], nn.Module]] = [
     lambda: nn.Linear(7, 5),
@@ -28,16 +28,16 @@ LAYERS: list[Callable[[], nn.Module]] = [
 
 
 @contextmanager
-def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
-    """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
+def normalise_together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
+    """Normalise the weights of a model together, as on a GPU, and compute everything else as on a CPU."""
     spectral_norm.install_batched_normalization(model, by_block)
     patches = {"is_cpu_path": lambda _: False}
     with mock.patch.multiple(spectral_norm, **patches), mock.patch.multiple(spectral_norm_batched, **patches):
         yield model
 
 
-class Sum(nn.Module):
-    """Adds up what three layers make of one input; the last has a frozen weight."""
+class SumOfLayers(nn.Module):
+    """Weighted sum of the squared outputs of three layers for one input; the last layer has a frozen weight."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -52,41 +52,45 @@ class Sum(nn.Module):
 @pytest.mark.parametrize("make", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
-    """torch's older spectral_norm: the same weights, vectors and gradients over steps; a frozen layer's stay."""
-    ours, theirs = Sum(make), Sum(make)
-    spectral_norm.apply_spectral_norm(ours)
-    for layer, ours_layer in zip(theirs.layers, ours.layers, strict=True):
-        norm = ours_layer.parametrizations.weight[0]
-        nn.utils.spectral_norm(layer)
-        layer.weight_u.copy_(norm.u)
-        layer.weight_v.copy_(norm.v)
-    theirs.layers[2].eval()
-    for layer in ours.layers:
-        # as FSDP2 hands it over
+    """Compare weights and vectors over optimizer steps with torch's older spectral_norm; one layer is frozen."""
+    model, torch_model = SumOfLayers(make), SumOfLayers(make)
+    spectral_norm.apply_spectral_norm(model)
+    for torch_layer, layer in zip(torch_model.layers, model.layers, strict=True):
+        norm = layer.parametrizations.weight[0]
+        nn.utils.spectral_norm(torch_layer)
+        torch_layer.weight_u.copy_(norm.u)
+        torch_layer.weight_v.copy_(norm.v)
+    torch_model.layers[2].eval()
+    for layer in model.layers:
+        # FSDP2 passes parameters in the dtype of its mixed precision.
         layer.parametrizations.weight.original.data = layer.parametrizations.weight.original.data.to(dtype)
         layer.bias.data = layer.bias.data.to(dtype)
-    x = torch.randn(4, 7) if isinstance(ours.layers[0], nn.Linear) else torch.randn(2, 3, 6, 6)
+    x = torch.randn(4, 7) if isinstance(model.layers[0], nn.Linear) else torch.randn(2, 3, 6, 6)
     optimizers = [
-        torch.optim.SGD((p for p in each.parameters() if p.requires_grad), lr=0.01) for each in (ours, theirs)
+        torch.optim.SGD((p for p in network.parameters() if p.requires_grad), lr=0.01)
+        for network in (model, torch_model)
     ]
-    wide = 1e-5 if dtype == torch.float32 else 0.03
-    with together(ours):
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    with normalise_together(model):
         for _ in range(3 if dtype == torch.float32 else 1):
-            spectral_norm.advance_power_iterations(ours)
-            for each, optimizer, kind in zip((ours, theirs), optimizers, (dtype, torch.float32), strict=True):
+            spectral_norm.advance_power_iterations(model)
+            for network, optimizer, input_dtype in zip(
+                (model, torch_model), optimizers, (dtype, torch.float32), strict=True
+            ):
                 optimizer.zero_grad()
-                each(x.to(kind)).backward()
+                network(x.to(input_dtype)).backward()
                 optimizer.step()
-    for mine, other in zip(ours.layers, theirs.layers, strict=True):
-        chain = mine.parametrizations.weight
+    for layer, torch_layer in zip(model.layers, torch_model.layers, strict=True):
+        chain = layer.parametrizations.weight
         assert chain.original.dtype == dtype
-        torch.testing.assert_close(chain[0].u, other.weight_u, rtol=wide, atol=wide)
-        torch.testing.assert_close(chain[0].v, other.weight_v, rtol=wide, atol=wide)
-        torch.testing.assert_close(chain.original.float(), other.weight_orig, rtol=wide, atol=wide)
-        assert (chain.original.grad is None) == (other.weight_orig.grad is None)
+        torch.testing.assert_close(chain[0].u, torch_layer.weight_u, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(chain[0].v, torch_layer.weight_v, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(chain.original.float(), torch_layer.weight_orig, rtol=tolerance, atol=tolerance)
+        assert (chain.original.grad is None) == (torch_layer.weight_orig.grad is None)
 
 
 def checkpointed(model: WXFormer) -> bool:
+    """Checkpoint the blocks of a model, and return True, because weights are then normalised block by block."""
     checkpoint_blocks(model)
     return True
 
@@ -94,28 +98,28 @@ def checkpointed(model: WXFormer) -> bool:
 @pytest.mark.parametrize("prepare", [lambda model: False, lambda model: True, checkpointed])
 def test_a_rollout_has_the_same_gradients_and_vectors(prepare: Callable[[WXFormer], bool]) -> None:
     plain, model = build(depth=(1, 1, 3, 1)), build(depth=(1, 1, 3, 1))
-    expected = rollout_gradients(plain, lambda model: None)
-    with together(model, by_block=prepare(model)):
-        assert_close(rollout_gradients(model, lambda model: None), expected)
-    for ours, theirs in zip(snapshot(model).values(), snapshot(plain).values(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    expected = compute_rollout_gradients(plain, lambda model: None)
+    with normalise_together(model, by_block=prepare(model)):
+        assert_gradients_close(compute_rollout_gradients(model, lambda model: None), expected)
+    for vector, expected_vector in zip(copy_vectors(model).values(), copy_vectors(plain).values(), strict=True):
+        torch.testing.assert_close(vector, expected_vector)
     assert not spectral_norm._weights_by_norm.get()
 
 
-def test_a_rollout_that_is_computed_again_has_the_same_gradients() -> None:
+def test_a_rollout_with_recomputed_steps_has_the_same_gradients() -> None:
     plain, model = build(), build()
-    found = []
-    for each in (plain, model):
-        spectral_norm.advance_power_iterations(each.train())
-        with together(each) if each is model else mock.MagicMock():
-            again = torch.utils.checkpoint.checkpoint(each, fields(), use_reentrant=False)
-            torch.utils.checkpoint.checkpoint(each, again, use_reentrant=False).square().mean().backward()
-        found.append(gradients(each))
-    assert_close(found[1], found[0])
+    results = []
+    for network in (plain, model):
+        spectral_norm.advance_power_iterations(network.train())
+        with normalise_together(network) if network is model else mock.MagicMock():
+            y = torch.utils.checkpoint.checkpoint(network, fields(), use_reentrant=False)
+            torch.utils.checkpoint.checkpoint(network, y, use_reentrant=False).square().mean().backward()
+        results.append(copy_gradients(network))
+    assert_gradients_close(results[1], results[0])
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by dynamo itself
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_blocks_normalise_their_own_weights(checkpointing: bool) -> None:
     torch._dynamo.reset()
@@ -123,14 +127,14 @@ def test_compiled_blocks_normalise_their_own_weights(checkpointing: bool) -> Non
     if checkpointing:
         checkpoint_blocks(model)
     compile_blocks(model, backend="aot_eager")
-    with together(model, by_block=checkpointing):
-        ours = rollout_gradients(model, lambda model: None)
-    assert_close(ours, rollout_gradients(plain, lambda model: None))
+    with normalise_together(model, by_block=checkpointing):
+        compiled_gradients = compute_rollout_gradients(model, lambda model: None)
+    assert_gradients_close(compiled_gradients, compute_rollout_gradients(plain, lambda model: None))
     torch._dynamo.reset()
 
 
-class Count(TorchDispatchMode):
-    """Counts operations that are not views."""
+class OperationCounter(TorchDispatchMode):
+    """Counter of the operations that are not views."""
 
     operations = 0
 
@@ -140,29 +144,29 @@ class Count(TorchDispatchMode):
 
 
 def test_a_deep_stage_takes_no_more_operations_than_a_shallow_one() -> None:
-    """One by one, a layer more has 18 weights with 21 operations each."""
+    """If weights are normalised one by one, each layer adds 18 weights with 21 operations each."""
 
-    def operations(depth: int, norm: bool) -> int:
+    def count_operations(depth: int, norm: bool) -> int:
         model = build(depth=(1, 1, depth, 1), use_spectral_norm=norm).train()
-        with together(model), Count() as count:
+        with normalise_together(model), OperationCounter() as count:
             spectral_norm.advance_power_iterations(model)
             model(fields()).square().mean().backward()
         return count.operations
 
-    shallow, deep = (operations(depth, True) - operations(depth, False) for depth in (2, 6))
+    shallow, deep = (count_operations(depth, True) - count_operations(depth, False) for depth in (2, 6))
     assert deep < 1.1 * shallow
 
 
 def test_a_copy_normalises_its_own_weights() -> None:
     model = build()
-    with together(model, by_block=True):
+    with normalise_together(model, by_block=True):
         twin = copy.deepcopy(model)
         with torch.no_grad():
             for parameter in twin.parameters():
                 parameter.add_(torch.randn_like(parameter))
-            ours, theirs = model(fields()), twin(fields())
-    assert torch.isfinite(theirs).all()
-    assert not torch.allclose(ours, theirs)
+            output, twin_output = model(fields()), twin(fields())
+    assert torch.isfinite(twin_output).all()
+    assert not torch.allclose(output, twin_output)
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (1, 5)])

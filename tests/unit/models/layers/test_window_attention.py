@@ -1,4 +1,4 @@
-"""Attention against a plain restatement, cell by cell, of what it computes."""
+"""Window attention compared with a plain computation, cell by cell."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from credit.models.inference import prepare_for_inference
 from credit.models.layers.window_attention import DynamicPositionBias, WindowAttention
 
 
-def plain_attention(attention: WindowAttention, x_BHWC: torch.Tensor) -> torch.Tensor:
-    """Every cell attends to the cells of its window, one at a time."""
+def attend_cell_by_cell(attention: WindowAttention, x_BHWC: torch.Tensor) -> torch.Tensor:
+    """Return the output of the layer; one cell at a time attends to the cells of its window."""
     _, H, W, C = x_BHWC.shape
     w, d = attention.window, attention.dim_head
     normed = attention.norm(x_BHWC)
@@ -20,7 +20,7 @@ def plain_attention(attention: WindowAttention, x_BHWC: torch.Tensor) -> torch.T
     bias = attention.position_bias()
     rows, columns = (H // w, W // w) if attention.strided else (w, w)
 
-    def window_and_position(r: int, c: int) -> tuple[tuple[int, int], int]:
+    def find_window_and_position(r: int, c: int) -> tuple[tuple[int, int], int]:
         if attention.strided:
             return (r % rows, c % columns), (r // rows) * w + c // columns
         return (r // w, c // w), (r % w) * w + c % w
@@ -28,11 +28,11 @@ def plain_attention(attention: WindowAttention, x_BHWC: torch.Tensor) -> torch.T
     cells = [(r, c) for r in range(H) for c in range(W)]
     result = torch.empty_like(x_BHWC)
     for r, c in cells:
-        window, i = window_and_position(r, c)
-        mates = [cell for cell in cells if window_and_position(*cell)[0] == window]
-        positions = [window_and_position(*mate)[1] for mate in mates]
-        keys = torch.stack([q_k_v[:, mr, mc, :, 1] for mr, mc in mates], dim=2)  # B, heads, mates, d
-        values = torch.stack([q_k_v[:, mr, mc, :, 2] for mr, mc in mates], dim=2)
+        window, i = find_window_and_position(r, c)
+        window_cells = [cell for cell in cells if find_window_and_position(*cell)[0] == window]
+        positions = [find_window_and_position(*cell)[1] for cell in window_cells]
+        keys = torch.stack([q_k_v[:, row, column, :, 1] for row, column in window_cells], dim=2)  # B, heads, cells, d
+        values = torch.stack([q_k_v[:, row, column, :, 2] for row, column in window_cells], dim=2)
         scores = (keys * q_k_v[:, r, c, :, 0].unsqueeze(2)).sum(-1) * d**-0.5 + bias[i, positions]
         result[:, r, c] = (scores.softmax(-1).unsqueeze(-1) * values).sum(2).flatten(1)
     return result @ attention.to_out.weight.T + attention.to_out.bias
@@ -45,21 +45,21 @@ def test_windows_heads_and_bias(strided: bool, window: int) -> None:
     attention = WindowAttention(12, 4, window, strided=strided, dropout=0.0, bias_index="published").eval()
     x_BHWC = torch.randn(2, 4, 6, 12)
     with torch.no_grad():
-        torch.testing.assert_close(attention(x_BHWC), plain_attention(attention, x_BHWC), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(attention(x_BHWC), attend_cell_by_cell(attention, x_BHWC), rtol=1e-5, atol=1e-6)
 
 
-def test_a_window_of_one_cell_has_the_gradients_of_any_other() -> None:
+def test_a_window_of_one_cell_has_the_gradients_of_the_plain_computation() -> None:
     torch.manual_seed(0)
     attention = WindowAttention(12, 4, 1, strided=True, dropout=0.0, bias_index="published")
     x_BHWC = torch.randn(1, 4, 6, 12)
     names, parameters = zip(*attention.named_parameters(), strict=True)
-    ours, expected = (
+    gradients, expected = (
         torch.autograd.grad(attend(x_BHWC).square().sum(), parameters)
-        for attend in (attention, partial(plain_attention, attention))
+        for attend in (attention, partial(attend_cell_by_cell, attention))
     )
-    for name, mine, theirs in zip(names, ours, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=name)
-        assert not mine.any() or "position_bias" not in name
+    for name, gradient, expected_gradient in zip(names, gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5, msg=name)
+        assert not gradient.any() or "position_bias" not in name
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -75,7 +75,7 @@ def test_exact_index_evaluates_the_network_at_the_offset(window: int) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_published_index_is_the_stated_lookup_and_differs(window: int) -> None:
+def test_published_index_follows_its_formula_and_differs_from_the_exact_one(window: int) -> None:
     torch.manual_seed(0)
     published, exact = (DynamicPositionBias(8, window, index) for index in ("published", "exact"))
     exact.load_state_dict(published.state_dict())
@@ -91,7 +91,7 @@ def test_published_index_is_the_stated_lookup_and_differs(window: int) -> None:
         assert not torch.allclose(table, exact())
 
 
-def test_a_forecast_makes_the_bias_once() -> None:
+def test_inference_computes_the_bias_once() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(DynamicPositionBias(8, 3, "exact"))
     expected = model[0]()

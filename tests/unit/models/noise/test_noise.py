@@ -1,4 +1,4 @@
-"""Tests of the draws of noise: variance, memory, and independence of batch and order."""
+"""Draws of noise: variance, memory, and independence of the batch and of the order of members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_generator(noise: object) -> NoiseGenerator:
 
 
 def draw_steps(noise: object, keys: list[MemberKey], num_steps: int) -> Tensor:
-    """Return the noise of the only kind, (steps, B, K, ...)."""
+    """Return the noise of several steps, (steps, B, K, ...), for a config with one kind of noise."""
     sequence = build_generator(noise).sequence(keys, CPU)
     steps = []
     for condition in itertools.islice(sequence, num_steps):
@@ -77,16 +77,16 @@ def test_cells_are_independent_and_spherical_fields_are_correlated_over_their_le
 @pytest.mark.parametrize("kind", ["global", "cell", "spherical"])
 def test_a_draw_depends_on_every_part_of_its_key_and_on_nothing_else(kind: str) -> None:
     key = MemberKey(1, 720, 2, optimizer_step=7)
-    others = [
+    other_keys = [
         MemberKey(0, 720, 2, 7), MemberKey(1, 360, 2, 7), MemberKey(1, 720, 3, 7), MemberKey(1, 720, 2, 8),
         MemberKey(1, 720, 2, None),
     ]  # fmt: skip
-    alone = draw_steps(kind, [key], 3)
-    together = draw_steps(kind, [*others, key], 3)
-    assert torch.equal(together[:, -1], alone[:, 0])
-    for number in range(len(others)):
-        assert torch.isclose(together[:, number], alone[:, 0]).float().mean() < 0.01
-    assert torch.isclose(alone[0], alone[1]).float().mean() < 0.01
+    single_draw = draw_steps(kind, [key], 3)
+    batch_draws = draw_steps(kind, [*other_keys, key], 3)
+    assert torch.equal(batch_draws[:, -1], single_draw[:, 0])
+    for number in range(len(other_keys)):
+        assert torch.isclose(batch_draws[:, number], single_draw[:, 0]).float().mean() < 0.01
+    assert torch.isclose(single_draw[0], single_draw[1]).float().mean() < 0.01
 
 
 def test_a_model_without_noise_gets_no_condition() -> None:

@@ -1,4 +1,4 @@
-"""Layers of noise: no noise stays no noise, variance is kept, and spectral norm and weight decay leave them out."""
+"""Layers of noise: zeros stay zeros, variance is kept, and neither spectral norm nor weight decay applies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit.train.optim import build_optimizer
 from tests.parallel.training import cases
 
 
-def test_no_noise_stays_no_noise() -> None:
+def test_embedding_of_zeros_is_zero() -> None:
     torch.manual_seed(0)
     embedding = CellNoiseEmbedding(4)
     noise_BHWK = torch.randn(2, 6, 8, 4)
@@ -27,7 +27,7 @@ def test_averages_keep_the_variance() -> None:
     torch.testing.assert_close(coarse_BKHW.var(), torch.tensor(1.0), rtol=0, atol=0.03)
 
 
-def test_new_fields_add_nothing() -> None:
+def test_new_field_embeddings_start_at_zero() -> None:
     embedding = NoiseFieldEmbedding(3, 8, 2)
     value = embedding.initial_value("weight", embedding.weight.shape, torch.Generator())
     assert value.shape == (8, 3, 2, 2) and not value.any()

@@ -22,7 +22,7 @@ NOISES = [
 
 
 def build_section(**keys: Any) -> SFNOSection:
-    """Return the section of a small model with some other keys."""
+    """Return the section of a small model, in which `keys` replace or add keys."""
     # None stands for the default of a key.
     settings = {"type": "sfno", "dim": 8, "depth": 2, **keys}
     return SFNOSection.model_validate({key: value for key, value in settings.items() if value is not None})

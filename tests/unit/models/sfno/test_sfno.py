@@ -1,4 +1,4 @@
-"""The whole network: shapes, gradients, symmetry, noise, ways to run it, and errors that say what would work."""
+"""SFNO as a whole: shapes, gradients, symmetry, noise, execution modes, and errors that suggest valid values."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def test_shapes_and_a_gradient_for_every_parameter(keys: dict[str, Any], sizes: 
     assert without_gradient == []
 
 
-def test_the_default_trains_on_the_grid_of_the_quickstart() -> None:
+def test_default_sizes_on_the_grid_of_the_quickstart() -> None:
     sizes = {"image_height": 32, "image_width": 64, "in_channels": 16, "out_channels": 6, "pole_points": False}
     model = build(sizes, dim=None, depth=None)
     num_parameters = sum(weight.numel() for weight in model.parameters())
     assert 1e6 < num_parameters < 3e6
-    # Small against the changes, which have variance 1, so that training starts close to persistence.
+    # The output is small compared with true changes, which have variance 1, so training starts close to persistence.
     assert 0.02 < model(draw_fields(model, batch=1)).std() < 0.5
     assert model.transforms[0].max_degree == 21
 
 
 @pytest.mark.parametrize("keys", [{}, {"scale_factor": 2, "depth": 2}])
 def test_rotation_in_longitude(keys: dict[str, Any]) -> None:
-    """By any number of columns; with an inner grid by whole columns of this grid."""
+    """The shift may be any number of columns. With an inner grid, it must be a number of columns of this grid."""
     model = perturb(build(**keys)).double()
     x_BCTHW = draw_fields(model).double()
     shift = 3 * keys.get("scale_factor", 1)
@@ -61,8 +61,8 @@ def test_rotation_in_longitude(keys: dict[str, Any]) -> None:
     torch.testing.assert_close(rotated_BCTHW, model(x_BCTHW).roll(shift, dims=-1), rtol=0, atol=1e-12)
 
 
-def test_blocks_keep_the_variance() -> None:
-    """To a factor of 2 over all blocks, for tokens of variance 1."""
+def test_blocks_change_the_variance_little() -> None:
+    """Each block multiplies the variance by 0.95 to 1.35; the first tokens have variance 1."""
     model = build({"image_height": 16, "image_width": 32, "pole_points": False}, dim=48, depth=4)
     x_BCHW = draw_fields(model)[:, :, 0]
     for transform in model.transforms:
@@ -80,21 +80,21 @@ def test_noise(keys: dict[str, Any]) -> None:
     model = build(**keys, noise=NOISES)
     x_BCTHW = draw_fields(model)
     noise = draw_noise(model)
-    # The layers of noise start as zeros; dropout has none, and drops nothing for seeds of 0.
-    silent_noise = noise | {"dropout": torch.zeros_like(noise["dropout"])}
-    assert torch.equal(model(x_BCTHW, silent_noise), plain(x_BCTHW))
+    # The layers of noise start as zeros. Dropout has no such layers, and drops nothing for seeds of 0.
+    noise_without_dropout = noise | {"dropout": torch.zeros_like(noise["dropout"])}
+    assert torch.equal(model(x_BCTHW, noise_without_dropout), plain(x_BCTHW))
     assert torch.equal(model(x_BCTHW), plain(x_BCTHW))
     perturb(model)
-    silent = {kind: torch.zeros_like(values) for kind, values in noise.items()}
-    without_noise = model(x_BCTHW, silent)
+    zero_noise = {kind: torch.zeros_like(values) for kind, values in noise.items()}
+    without_noise = model(x_BCTHW, zero_noise)
     torch.testing.assert_close(without_noise, model(x_BCTHW))
     for kind, values in noise.items():
-        assert not torch.allclose(model(x_BCTHW, silent | {kind: values}), without_noise, atol=1e-4), kind
+        assert not torch.allclose(model(x_BCTHW, zero_noise | {kind: values}), without_noise, atol=1e-4), kind
     model(x_BCTHW, noise).square().mean().backward()
     assert all(weight.grad.abs().max() > 0 for weight in model.parameters())
 
 
-# Warnings are errors in tests. These two are dynamo's own.
+# Warnings are errors in tests. Dynamo itself raises these two.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(

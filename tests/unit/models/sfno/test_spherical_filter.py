@@ -37,7 +37,7 @@ def draw_tokens(grid: LatLonGrid, dim: int = 3, seed: int = 0) -> Tensor:
     return torch.randn(2, *grid.shape, dim, dtype=torch.float64, generator=generator)
 
 
-def peer_transforms(kind: str, max_degree: int) -> tuple[torch_harmonics.RealSHT, torch_harmonics.InverseRealSHT]:
+def build_torch_harmonics(kind: str, max_degree: int) -> tuple[torch_harmonics.RealSHT, torch_harmonics.InverseRealSHT]:
     """Return the transforms of torch-harmonics, whose fields are (..., H, W)."""
     options = {"lmax": max_degree + 1, "mmax": max_degree + 1, "grid": kind}
     shape = GRIDS[kind].shape
@@ -64,15 +64,15 @@ def to_tokens(x_BCHW: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("max_degree", [4, 8])
 def test_transform_equals_torch_harmonics(kind: str, max_degree: int) -> None:
-    """The field has waves of all degrees. The quadrature of the peer is exact up to degree 8 on both grids."""
+    """The field has waves of all degrees. The quadrature of torch-harmonics is exact up to degree 8 on both grids."""
     transform = build_transform(GRIDS[kind], max_degree)
     x_BHWC = draw_tokens(GRIDS[kind])
-    analysis, synthesis = peer_transforms(kind, max_degree)
+    analysis, synthesis = build_torch_harmonics(kind, max_degree)
     coefficient_lRD = transform.analyse(x_BHWC)
-    # The peer's harmonics are orthonormal, and have the sign (-1)^m.
-    peer_BClm = analysis(to_fields(x_BHWC)) / (4 * torch.pi) ** 0.5
+    # The harmonics of torch-harmonics are orthonormal, and have the sign (-1)^m.
+    reference_BClm = analysis(to_fields(x_BHWC)) / (4 * torch.pi) ** 0.5
     sign_m = 1.0 - 2.0 * (torch.arange(max_degree + 1) % 2)
-    expected_lmBC = (peer_BClm * sign_m).permute(2, 3, 0, 1)
+    expected_lmBC = (reference_BClm * sign_m).permute(2, 3, 0, 1)
     expected_lRD = torch.cat((expected_lmBC.real, expected_lmBC.imag), dim=-1).flatten(1, 2)
     torch.testing.assert_close(coefficient_lRD, expected_lRD, rtol=0, atol=1e-12)
     expected_BCHW = synthesis(analysis(to_fields(x_BHWC)))
@@ -108,8 +108,8 @@ def test_block_equals_one_of_torch_harmonics(kind_before: str, kind_after: str) 
     x_BHWC = draw_tokens(GRIDS[kind_before]).requires_grad_()
     y_BHWC = block(x_BHWC)
 
-    analysis, _ = peer_transforms(kind_before, max_degree)
-    _, synthesis = peer_transforms(kind_after, max_degree)
+    analysis, _ = build_torch_harmonics(kind_before, max_degree)
+    _, synthesis = build_torch_harmonics(kind_after, max_degree)
     norm = block.norm
     normed_BHWC = F.layer_norm(x_BHWC, (3,), norm.weight, norm.bias)
     weight_lio = torch.view_as_complex(block.filter.weight)
@@ -142,8 +142,8 @@ def test_rotation_in_longitude_commutes_with_a_block(kind: str, shift: int) -> N
     assert (block(x_BHWC.roll(1, dims=1)) - block(x_BHWC).roll(1, dims=1)).abs().max() > 1e-3
 
 
-def test_initial_filter_keeps_the_variance() -> None:
-    """Of a field without waves beyond the largest degree, and with equal variance in all directions."""
+def test_initial_filter_multiplies_the_variance_by_its_gain() -> None:
+    """The input field is isotropic and has no waves beyond the largest degree."""
     grid = make_grid(32, 64)
     transform = build_transform(grid, 15, torch.float32)
     dim = 64
@@ -170,7 +170,7 @@ def test_filter_is_float32_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y_BHWC = layer(x_BHWC, x_BHWC)
     assert torch.equal(y_BHWC, expected_BHWC)
-    # Tokens and weights of fewer digits, as in mixed precision of FSDP2, are multiplied in float32 as well.
+    # Tokens and weights in bfloat16, as in FSDP2's mixed precision, are multiplied in float32 as well.
     layer.bfloat16()
     y_BHWC = layer(x_BHWC.bfloat16(), x_BHWC.bfloat16())
     assert y_BHWC.dtype == torch.bfloat16

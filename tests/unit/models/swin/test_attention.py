@@ -47,7 +47,7 @@ def log_offset(offset: int, window: int) -> float:
 
 @torch.no_grad()
 def attend_by_pairs(layer: ShiftedWindowAttention, x_HWC: torch.Tensor) -> torch.Tensor:
-    """Return the output (H, W, C) and check nothing: a loop over queries, keys and heads."""
+    """Return the output (H, W, C), computed in a loop over queries, keys and heads."""
     H, W = layer.grid
     tokens = [(row, column) for row in range(H) for column in range(W)]
     qkv = layer.to_qkv(x_HWC).view(H, W, HEADS, 3, DIM // HEADS)
@@ -63,7 +63,7 @@ def attend_by_pairs(layer: ShiftedWindowAttention, x_HWC: torch.Tensor) -> torch
             for key_row, key_column in keys:
                 q = qkv[row, column, head, 0]
                 k = qkv[key_row, key_column, head, 1]
-                # The nearest way around the globe.
+                # Take the shorter way around the globe.
                 column_offset = column - key_column
                 if layer.wraps_columns and abs(column_offset) >= layer.window:
                     column_offset -= int(math.copysign(W, column_offset))
@@ -91,7 +91,7 @@ def test_every_pair(window: int, grid: tuple[int, int], is_shifted: bool, wraps_
 
 @pytest.mark.parametrize("wraps_columns", [True, False])
 def test_which_tokens_a_token_reads(wraps_columns: bool) -> None:
-    """The gradient of an output with respect to the input is zero outside of its window, and not inside."""
+    """The gradient of an output with respect to the input is zero outside its window, and nonzero inside."""
     layer = build(2, (4, 6), is_shifted=True, wraps_columns=wraps_columns)
     x_BHWC = torch.randn(1, 4, 6, DIM, dtype=torch.float64, requires_grad=True)
     y_BHWC = layer(x_BHWC)

@@ -1,6 +1,6 @@
-"""Agreement with the network that published FuXi weights were trained with, on stored numbers.
+"""Agreement with stored results of the network that published FuXi weights were trained with.
 
-`tests/data/make_fuxi_golden.py` wrote the numbers.
+`tests/data/make_fuxi_golden.py` wrote the results.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from credit.models.swin.convert_published import convert_published_state
 
 GOLDEN = Path(__file__).parents[3] / "data" / "golden"
 NAMES = ("fuxi_plain", "fuxi_spectral_norm", "fuxi_interpolated")
-# The file has weights as integers in this unit.
+# The golden files store weights as integers in this unit.
 UNIT = 1 / 128
 
 
 class Case:
-    """One golden file pair, with our model in the stored state."""
+    """A pair of golden files, and this package's model with the stored weights."""
 
     def __init__(self, name: str) -> None:
         self.settings = json.loads((GOLDEN / f"{name}.json").read_text())
@@ -55,22 +55,22 @@ def test_output_and_gradients(case: Case) -> None:
     # heads, which it reads from the logit scales.
     gradients = case.group("gradient::")
     converted = convert_published_state(gradients)
-    total = torch.stack([gradient.norm() for gradient in gradients.values()]).norm().item()
+    total_norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm().item()
     parameters = dict(case.model.named_parameters())
     for name, parameter in parameters.items():
         if name not in converted:
-            # The published code trains no projection to queries, keys and values with spectral norm.
+            # With spectral norm, the published code does not train the projection to queries, keys and values.
             assert case.settings["swin"]["use_spectral_norm"]
             assert name.endswith("to_qkv.weight")
             continue
         gradient = parameter.grad
         if name.endswith("to_qkv.bias"):
-            # It has no bias of the keys.
+            # The published projection has no bias for the keys.
             heads = case.model.blocks[0].attention.heads
             gradient = gradient.clone()
             gradient.view(heads, 3, -1)[:, 1] = 0
         difference = (gradient - converted[name]).norm().item()
-        assert difference <= 1e-5 * converted[name].norm().item() + 1e-6 * total, name
+        assert difference <= 1e-5 * converted[name].norm().item() + 1e-6 * total_norm, name
 
 
 def test_parameter_count(case: Case) -> None:

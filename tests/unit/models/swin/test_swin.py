@@ -1,4 +1,4 @@
-"""The whole network: shapes, gradients, shifts in longitude, noise, wrappers, and errors that say what would fit."""
+"""Swin as a whole: shapes, gradients, shifts in longitude, noise, wrappers, errors that suggest valid values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_odd_rows_several_frames_and_vectors(edges: str, spectral: bool) -> None
     ],
 )
 def test_grids(grid: tuple[int, int], settings: dict[str, Any]) -> None:
-    """Sizes of the defaults on grids with and without rows on the poles, on the meta device."""
+    """Check the sizes of the defaults on grids with and without rows on the poles, on the meta device."""
     with torch.device("meta"):
         sizes = {"image_height": grid[0], "image_width": grid[1], "in_channels": 20, "out_channels": 10}
         model = Swin.from_kwargs(**sizes, pole_points=grid[0] % 2 == 1, **settings)
@@ -144,7 +144,7 @@ def test_a_shift_by_a_window_in_longitude_shifts_the_output() -> None:
     columns_of_window = 2 * SETTINGS["window_size"] * model.embedding.patch_size
     shifted = model(x_BCTHW.roll(columns_of_window, -1))
     torch.testing.assert_close(shifted, model(x_BCTHW).roll(columns_of_window, -1), rtol=0, atol=1e-6)
-    # With masks at the edges this is not so.
+    # With the published masks at the edges, the output depends on the first longitude.
     published = build(edges="published").eval()
     shifted = published(x_BCTHW.roll(columns_of_window, -1))
     difference = shifted - published(x_BCTHW).roll(columns_of_window, -1)
@@ -169,16 +169,16 @@ def test_initial_values_on_the_meta_device() -> None:
         model = Swin.from_kwargs(**SETTINGS, use_spectral_norm=True, noise=NOISE)
     values = dict(initial_values(model, 3))
     assert values.keys() == model.state_dict().keys()
-    same = build(3, use_spectral_norm=True, noise=NOISE).state_dict()
-    assert all(torch.equal(values[name], same[name]) for name in same)
+    expected = build(3, use_spectral_norm=True, noise=NOISE).state_dict()
+    assert all(torch.equal(values[name], expected[name]) for name in expected)
 
 
-def test_noise_starts_as_nothing_and_changes_the_output_later() -> None:
+def test_new_noise_has_no_effect_and_trained_noise_has_one() -> None:
     plain = build().eval()
     model = build(noise=NOISE).eval()
     x_BCTHW = draw_fields(2, 4, 1, 16, 24)
     condition = draw_noise()
-    # Dropout acts at once, so its seed is 0, which drops nothing.
+    # Dropout acts without training, so its seed is set to 0, which drops nothing.
     without_dropout = {**condition, "dropout": torch.zeros(2, 1, dtype=torch.int64)}
     torch.testing.assert_close(model(x_BCTHW, without_dropout), plain(x_BCTHW), rtol=0, atol=1e-6)
     assert (model(x_BCTHW, condition) - plain(x_BCTHW)).abs().max() > 1e-3
@@ -209,14 +209,14 @@ def test_compiled_and_checkpointed_blocks_compute_the_same() -> None:
     model = build()
     model(x_BCTHW).square().mean().backward()
     expected = [parameter.grad for parameter in model.parameters()]
-    for change in (lambda copied: compile_blocks(copied, "aot_eager"), checkpoint_blocks):
-        changed = copy.deepcopy(model)
-        changed.zero_grad()
-        change(changed)
-        y_BCTHW = changed(x_BCTHW)
+    for wrap_blocks in (lambda copied: compile_blocks(copied, "aot_eager"), checkpoint_blocks):
+        wrapped_model = copy.deepcopy(model)
+        wrapped_model.zero_grad()
+        wrap_blocks(wrapped_model)
+        y_BCTHW = wrapped_model(x_BCTHW)
         torch.testing.assert_close(y_BCTHW, model(x_BCTHW), rtol=0, atol=1e-6)
         y_BCTHW.square().mean().backward()
-        for parameter, gradient in zip(changed.parameters(), expected, strict=True):
+        for parameter, gradient in zip(wrapped_model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 

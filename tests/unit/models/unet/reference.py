@@ -1,4 +1,4 @@
-"""The U-Net written a second time, from latitudes and longitudes and elementary operations.
+"""Second implementation of the U-Net, from latitudes, longitudes and elementary operations.
 
 Neighbours of a cell are found by their coordinates on the sphere, convolutions are sums over the nine neighbours, and
 attention is a softmax of products.
@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 
 
 def find_neighbour(lat: np.ndarray, width: int, row: int, column: int) -> tuple[int, int, float]:
-    """Return row, column and distance in latitude of the cell that stands for a row and column beyond the grid.
+    """Return row, column and distance in latitude of the cell that replaces a row and column beyond the grid.
 
     Args:
         lat: latitude of the rows in degrees, equally spaced.
@@ -28,19 +28,19 @@ def find_neighbour(lat: np.ndarray, width: int, row: int, column: int) -> tuple[
     """
     if 0 <= row < len(lat):
         return row, column % width, 0.0
-    # Continued beyond the pole, the latitude runs back and the longitude is half the globe away.
+    # Beyond the pole, latitudes decrease again, and the longitude is half the globe away.
     step = (lat[0] - lat[-1]) / (len(lat) - 1)
     latitude = np.sign(lat[0] - row * step) * 180 - (lat[0] - row * step)
     distances = np.abs(lat - latitude)
-    # Among rows that are equally near, the outermost.
+    # If several rows are equally near, take the outermost.
     nearest = np.flatnonzero(distances < distances.min() + 1e-9)
-    row_here = nearest[0] if row < 0 else nearest[-1]
-    return int(row_here), (column - width // 2) % width, float(distances[row_here])
+    source_row = nearest[0] if row < 0 else nearest[-1]
+    return int(source_row), (column - width // 2) % width, float(distances[source_row])
 
 
 @functools.cache
 def find_all_neighbours(latitudes: tuple[float, ...], width: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Return for the nine neighbours of each output cell (9, rows, columns) their numbers, and True beyond a pole."""
+    """Return cell numbers of the nine neighbours of each output cell, (9, rows, columns), and a mask beyond poles."""
     lat = np.array(latitudes)
     rows = range(0, len(lat), stride)
     columns = range(0, width, stride)
@@ -48,23 +48,23 @@ def find_all_neighbours(latitudes: tuple[float, ...], width: int, stride: int) -
     for tap in range(9):
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
-                row_here, column_here, _ = find_neighbour(lat, width, row + tap // 3 - 1, column + tap % 3 - 1)
-                numbers[tap, i, j] = row_here * width + column_here
-    beyond = torch.zeros(9, len(rows), len(columns), dtype=torch.bool)
-    beyond[:3, 0] = True
+                source_row, source_column, _ = find_neighbour(lat, width, row + tap // 3 - 1, column + tap % 3 - 1)
+                numbers[tap, i, j] = source_row * width + source_column
+    is_beyond_pole = torch.zeros(9, len(rows), len(columns), dtype=torch.bool)
+    is_beyond_pole[:3, 0] = True
     if rows[-1] == len(lat) - 1:
-        beyond[6:, -1] = True
-    return numbers, beyond
+        is_beyond_pole[6:, -1] = True
+    return numbers, is_beyond_pole
 
 
 def convolve(
     state: State, name: str, x: Tensor, lat: np.ndarray, stride: int = 1, vector_channels: tuple[int, ...] = ()
 ) -> Tensor:
     """Return a 3x3 convolution on the sphere."""
-    numbers, beyond = find_all_neighbours(tuple(lat), x.shape[-1], stride)
+    numbers, is_beyond_pole = find_all_neighbours(tuple(lat), x.shape[-1], stride)
     neighbours = x.flatten(2)[..., numbers]
     for channel in vector_channels:
-        neighbours[:, channel] = torch.where(beyond, -neighbours[:, channel], neighbours[:, channel])
+        neighbours[:, channel] = torch.where(is_beyond_pole, -neighbours[:, channel], neighbours[:, channel])
     weight = state[f"{name}.weight"].flatten(2)
     return torch.einsum("bcthw,oct->bohw", neighbours, weight) + state[f"{name}.bias"].view(1, -1, 1, 1)
 
@@ -134,13 +134,13 @@ def compute(network: UNet, x_BCTHW: Tensor, depth: list[int], dim_head: int) -> 
     for block in range(2):
         x = compute_block(state, f"middle.{block}", x, lat[:: 2 ** (num_levels - 1)], dim_head)
     for number, level in enumerate(reversed(range(num_levels))):
-        lat_here = lat[:: 2**level]
+        level_lat = lat[:: 2**level]
         if number:
-            rows = torch.arange(len(lat_here)) // 2
+            rows = torch.arange(len(level_lat)) // 2
             columns = torch.arange(skips[-1].shape[-1]) // 2
-            x = convolve(state, f"decoder.{number}.up.conv", x[:, :, rows][..., columns], lat_here)
+            x = convolve(state, f"decoder.{number}.up.conv", x[:, :, rows][..., columns], level_lat)
         for block in range(depth[level] + 1):
             x = torch.cat([x, skips.pop()], dim=1)
-            x = compute_block(state, f"decoder.{number}.blocks.{block}", x, lat_here, dim_head)
+            x = compute_block(state, f"decoder.{number}.blocks.{block}", x, level_lat, dim_head)
     y = convolve(state, "head.conv", silu(normalise(state, "head.norm", x)), lat)
     return y.view(len(y), network.spec.out_channels, network.spec.output_frames, *y.shape[2:])

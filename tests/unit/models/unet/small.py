@@ -58,8 +58,8 @@ def draw_condition(network: UNet, kinds: list[dict[str, Any]], batch: int = 2) -
     return condition
 
 
-def train_noise(network: nn.Module) -> None:
-    """Give the weights through which noise enters random values, as training would."""
+def randomize_noise_weights(network: nn.Module) -> None:
+    """Set the weights through which noise enters to random values, as after training."""
     generator = torch.Generator().manual_seed(3)
     for parameter in find_addable_parameters(network).values():
         nn.init.normal_(parameter, std=0.3, generator=generator)

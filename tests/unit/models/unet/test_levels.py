@@ -1,4 +1,4 @@
-"""Levels, spherical convolutions, and the messages about sizes that do not fit."""
+"""Levels, spherical convolutions, and messages about sizes that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole U-Net: against a second implementation, sizes, symmetry, initial values, and the ways to run it."""
+"""U-Net as a whole: comparison with a second implementation, sizes, symmetry, initial values, execution modes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_POLES = {"image_height": 16, "image_width": 24, "pole_points": False}
 
 
 @pytest.mark.parametrize("sizes", [{}, NO_POLES, {"frames": 2, "output_frames": 2}])
-def test_the_network_is_that_of_a_second_implementation(sizes: dict) -> None:
+def test_the_network_equals_the_second_implementation(sizes: dict) -> None:
     network = build(sizes).double().eval()
     x_BCTHW = draw_fields(network, batch=1, dtype=torch.float64)
     expected = reference.compute(network, x_BCTHW, SETTINGS["depth"], SETTINGS["dim_head"])
@@ -53,7 +53,7 @@ def test_latitude_is_an_input() -> None:
     """With input of the same value everywhere, rows differ by their latitude only, and columns do not differ."""
     network = build().double().eval()
     x_BCTHW = torch.ones(1, 4, 1, 27, 20, dtype=torch.float64)
-    # Without vectors, whose sign would change beyond the poles.
+    # The vector channels are zero, because their sign changes beyond the poles.
     x_BCTHW[:, 1:3] = 0
     y_BCTHW = network(x_BCTHW)
     torch.testing.assert_close(y_BCTHW, y_BCTHW.roll(4, -1), rtol=0, atol=1e-12)
@@ -104,19 +104,19 @@ def test_a_new_network_predicts_small_changes() -> None:
     assert 0.005 < y_BCTHW.std() < 0.1
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by dynamo itself
 @pytest.mark.parametrize("checkpoint", [False, True, "selective"])
 def test_compiled_and_checkpointed_blocks_give_the_same_values(checkpoint: bool | str) -> None:
     network = build({"image_height": 7, "image_width": 8}, dim=[4, 8], depth=[1, 1]).double()
-    changed = copy.deepcopy(network)
+    wrapped_network = copy.deepcopy(network)
     if checkpoint:
-        checkpoint_blocks(changed, checkpoint)
+        checkpoint_blocks(wrapped_network, checkpoint)
     else:
-        compile_blocks(changed, "aot_eager")
+        compile_blocks(wrapped_network, "aot_eager")
     x_BCTHW = draw_fields(network, dtype=torch.float64)
-    for model in (network, changed):
+    for model in (network, wrapped_network):
         model(x_BCTHW).square().sum().backward()
-    for expected, parameter in zip(network.parameters(), changed.parameters(), strict=True):
+    for expected, parameter in zip(network.parameters(), wrapped_network.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=0, atol=1e-12)
 
 

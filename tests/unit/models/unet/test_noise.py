@@ -1,4 +1,4 @@
-"""Noise in the U-Net: without training it changes nothing, with trained weights it does."""
+"""Noise in the U-Net: it changes the output only with trained weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from .small import build, draw_condition, draw_fields, train_noise
+from .small import build, draw_condition, draw_fields, randomize_noise_weights
 
 KINDS = [{"kind": "global", "channels": 3}, {"kind": "cell", "channels": 2}, {"kind": "spherical", "channels": 4}]
 
@@ -20,10 +20,10 @@ def test_noise_changes_the_output_only_after_training(entry: dict[str, Any]) -> 
     condition = draw_condition(network, [entry])
     expected = plain(x_BCTHW)
     torch.testing.assert_close(network(x_BCTHW, condition), expected, rtol=0, atol=1e-6)
-    train_noise(network)
+    randomize_noise_weights(network)
     y_BCTHW = network(x_BCTHW, condition)
     assert (y_BCTHW - expected).abs().max() > 1e-3
-    # Noise of 0 is no noise, and so is no noise at all.
+    # Noise of zeros, and no noise at all, give the output of the plain network.
     zeros = {kind: torch.zeros_like(noise) for kind, noise in condition.items()}
     torch.testing.assert_close(network(x_BCTHW, zeros), expected, rtol=0, atol=1e-6)
     assert torch.equal(network(x_BCTHW), expected)
@@ -35,11 +35,11 @@ def test_noise_changes_the_output_only_after_training(entry: dict[str, Any]) -> 
 def test_noise_of_a_cell_acts_on_cells_around_it() -> None:
     entry = {"kind": "cell", "channels": 4}
     network = build(noise=[entry], attention_levels=0).eval()
-    train_noise(network)
+    randomize_noise_weights(network)
     x_BCTHW = draw_fields(network, batch=1)
     condition = draw_condition(network, [entry], batch=1)
     y_BCTHW = network(x_BCTHW, condition)
-    # The last row, which is left out at coarser levels where the number of rows is even, counts as well.
+    # The last row has an effect as well, although levels with an even number of rows leave it out.
     condition["cell"][..., 26, 3] = torch.tensor([3.0, -1.0, 2.0, -2.0])
     change_HW = (network(x_BCTHW, condition) - y_BCTHW).abs().sum((0, 1, 2))
     assert change_HW[26, 3] > 1e-3
@@ -57,8 +57,8 @@ def test_dropout_as_noise() -> None:
     assert (y_BCTHW - expected).abs().max() > 1e-4
     assert torch.equal(network(x_BCTHW, condition), y_BCTHW)
     # Seed 0 stands for no dropout.
-    off = {"dropout": torch.zeros_like(condition["dropout"])}
-    torch.testing.assert_close(network(x_BCTHW, off), expected, rtol=0, atol=1e-6)
+    zero_seeds = {"dropout": torch.zeros_like(condition["dropout"])}
+    torch.testing.assert_close(network(x_BCTHW, zero_seeds), expected, rtol=0, atol=1e-6)
 
 
 def test_torch_dropout_acts_in_training_alone() -> None:

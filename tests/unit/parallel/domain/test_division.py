@@ -19,7 +19,7 @@ def test_parts_have_every_cell_once_and_cut_no_window(size: int, multiple: int, 
     # No part is larger than necessary, and none is empty if there are windows for all.
     assert max(lengths) == -(-size // multiple // num_parts) * multiple
     assert min(lengths) > 0 or size // multiple < num_parts
-    # The plan of memory is that of the first rank.
+    # The memory plan describes the first rank, so the first part must be the largest.
     assert lengths[0] == max(lengths)
     for owned, held in zip(division.owned, division.held, strict=True):
         assert owned.start % multiple == 0 and held.start % multiple == 0
@@ -48,7 +48,7 @@ def test_imbalance_is_that_of_the_largest_part() -> None:
     even = divide_field((8, 8), (2, 1))
     uneven = divide_field((12, 8), (2, 1), multiple=4)
     assert imbalance([even], [1.0]) == 1.0
-    # Two of three windows are with one of two ranks.
+    # One of the two ranks has two of the three windows.
     assert imbalance([uneven], [5.0]) == pytest.approx(4 / 3)
     assert imbalance([even, uneven], [1.0, 1.0]) == pytest.approx((1 + 4 / 3) / 2)
 
@@ -74,7 +74,7 @@ def test_input_of_a_range_of_output_cells(reach: Reach, output: range, expected:
 
 
 def test_a_layer_that_pads_in_an_unknown_way_is_refused() -> None:
-    """Its own zeros would take the place of cells of other ranks."""
+    """The layer would pad with its own values instead of cells of other ranks."""
     division = divide_field((8, 8), (1, 1))
     rule = NeighbourRule(division, division, Reach(1, 1))
     with pytest.raises(TypeError, match="does not support the padding of Conv2d"):

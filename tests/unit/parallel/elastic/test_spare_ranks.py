@@ -36,20 +36,20 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("global_batch", [12, 16, 30])
-def test_the_largest_number_that_works(settings: dict, global_batch: int) -> None:
-    """Against the trial of every number."""
+def test_choose_num_ranks_returns_the_largest_valid_number(settings: dict, global_batch: int) -> None:
+    """Compare with a trial of every number of ranks."""
     parallelism = ParallelismConfig(**settings)
     for available in range(1, 26):
-        working = []
+        valid_numbers = []
         for num_ranks in range(1, available + 1):
             try:
                 if global_batch % plan_degrees(parallelism, num_ranks).num_sample_ranks == 0:
-                    working.append(num_ranks)
+                    valid_numbers.append(num_ranks)
             except ConfigError:
                 continue
-        if working:
-            assert choose_num_ranks(parallelism, global_batch, available) == working[-1]
-            assert working[0] % count_smallest_mesh_ranks(parallelism) == 0
+        if valid_numbers:
+            assert choose_num_ranks(parallelism, global_batch, available) == valid_numbers[-1]
+            assert valid_numbers[0] % count_smallest_mesh_ranks(parallelism) == 0
         else:
             with pytest.raises(ConfigError, match=r"smallest mesh"):
                 choose_num_ranks(parallelism, global_batch, available)
@@ -87,7 +87,7 @@ def test_spare_ranks_learn_how_the_run_ended(fails: bool) -> None:
 
 
 def test_a_spare_rank_ends_with_rank_0() -> None:
-    """Whose process serves the store."""
+    """The process of rank 0 serves the store; without the store, a spare rank fails with a DistError."""
     port = free_port()
     server = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
     errors: list[BaseException] = []
@@ -107,7 +107,7 @@ def test_a_spare_rank_ends_with_rank_0() -> None:
 
 
 def test_restarts_of_torchrun() -> None:
-    """Nodes count their restarts apart, so keys of a new store must not depend on the count."""
+    """Each node counts its own restarts, so keys of a new store must not depend on the count."""
     variables = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "29500",
                  "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "4", "TORCHELASTIC_RUN_ID": "17.1",
                  "TORCHELASTIC_USE_AGENT_STORE": "False"}  # fmt: skip
@@ -121,7 +121,7 @@ def test_restarts_of_torchrun() -> None:
 
 
 def test_a_spare_rank_that_is_terminated_does_not_fail() -> None:
-    """A scheduler that ends a job sends TERM to all ranks; a failure would make torchrun restart those that save."""
+    """A scheduler ends a job by SIGTERM to all ranks; a failed spare rank would make torchrun restart saving ranks."""
     port = free_port()
     store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
     code = (

@@ -46,8 +46,8 @@ RAW = {
 
 def build_reader(config: Config) -> AnalyticReader:
     calendar, grid = Calendar(), make_grid(8, 16)
-    generator = np.random.default_rng(0)
-    pattern = generator.normal(size=grid.shape)
+    rng = np.random.default_rng(0)
+    pattern = rng.normal(size=grid.shape)
     times = calendar.parse("2000-01-01") + 360 * np.arange(1464)
 
     def field(minutes: int, channel: int) -> np.ndarray:
@@ -58,14 +58,14 @@ def build_reader(config: Config) -> AnalyticReader:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> tuple[AnalyticReader, ModelAssets]:
+def reader_and_assets() -> tuple[AnalyticReader, ModelAssets]:
     config = build_config(RAW)
     reader = build_reader(config)
     return reader, fit_assets(config, reader, build_splits(config.data, reader.calendar)["train"])
 
 
-def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
-    reader, assets = fitted
+def test_assets_round_trip_through_a_checkpoint(reader_and_assets: tuple[AnalyticReader, ModelAssets]) -> None:
+    reader, assets = reader_and_assets
     loaded = ModelAssets.from_stored(json.loads(json.dumps(assets.to_meta())), assets.to_tensors())
     assert loaded.channels == assets.channels
     assert loaded.grid.describe_mismatch(assets.grid) is None
@@ -78,15 +78,15 @@ def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     require_same_fields(loaded, reader, Path("step"))
 
 
-def test_wind_is_only_scaled(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
+def test_wind_is_only_scaled(reader_and_assets: tuple[AnalyticReader, ModelAssets]) -> None:
     """Across a pole u becomes -u, which holds for normalised values only if 0 still means no wind."""
-    _, assets = fitted
+    _, assets = reader_and_assets
     assert assets.statistics.select(["u850"]).mean[0] == 0
     assert assets.statistics.select(["t850"]).mean[0] == pytest.approx(7, abs=0.5)
 
 
-def test_other_data_are_refused(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
-    reader, assets = fitted
+def test_other_data_are_refused(reader_and_assets: tuple[AnalyticReader, ModelAssets]) -> None:
+    reader, assets = reader_and_assets
     fewer_channels = ChannelMap.build({"prognostic": {"vars_3D": ["u"], "vars_2D": ["t2m"]}}, [850])
     with pytest.raises(CheckpointError, match="t850"):
         require_same_fields(replace(assets, channels=fewer_channels), reader, Path("step"))
@@ -102,9 +102,9 @@ def test_other_data_are_refused(fitted: tuple[AnalyticReader, ModelAssets]) -> N
         require_same_fields(replace(assets, attributes=attributes_in_metres), reader, Path("step"))
 
 
-def test_masked_cells_are_hidden(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
+def test_cells_missing_in_training_are_hidden(reader_and_assets: tuple[AnalyticReader, ModelAssets]) -> None:
     """Cells that were missing in training are hidden; cells with values in training must have values."""
-    reader, assets = fitted
+    reader, assets = reader_and_assets
     sst_mask_HW = assets.masks["sst"]
     assert find_cells_missing_in_training(assets, reader, Path("step")) == {}
     message = f"sst: the data are missing in {sst_mask_HW.sum()} cells where the checkpoint"
@@ -122,8 +122,10 @@ def test_masked_cells_are_hidden(fitted: tuple[AnalyticReader, ModelAssets]) -> 
         np.testing.assert_array_equal(field_HW, np.where(mask_HW, np.nan, stored_CHW[channel_index]))
 
 
-def test_masks_of_diagnostic_and_static_variables_are_ignored(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
-    _, assets = fitted
+def test_masks_of_diagnostic_and_static_variables_are_ignored(
+    reader_and_assets: tuple[AnalyticReader, ModelAssets],
+) -> None:
+    _, assets = reader_and_assets
     raw = json.loads(json.dumps(RAW))
     raw["data"]["variables"] |= {"diagnostic": {"vars_2D": ["tp"]}, "static": {"vars_2D": ["lsm"]}}
     reader = build_reader(build_config(raw))
@@ -134,8 +136,8 @@ def test_masks_of_diagnostic_and_static_variables_are_ignored(fitted: tuple[Anal
     assert find_cells_missing_in_training(replace(assets, masks=everywhere), reader, Path("step")).keys() == {"sst"}
 
 
-def test_a_distribution_shift_names_the_channels(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
-    reader, assets = fitted
+def test_a_distribution_shift_names_the_channels(reader_and_assets: tuple[AnalyticReader, ModelAssets]) -> None:
+    reader, assets = reader_and_assets
     normalizer = build_normalizer(build_config(RAW), assets)
     names = [channel.name for channel in assets.channels.group("prognostic")]
     fields_CHW = reader.read(0)[: len(names)].copy()

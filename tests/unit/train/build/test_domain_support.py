@@ -1,4 +1,4 @@
-"""Classes that do not know of divided fields are refused before a run begins."""
+"""Tests that classes without support for divided fields are refused before a run begins."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ QUICKSTART = str(files("credit.config") / "templates" / "quickstart.yml")
 DOMAIN = "trainer.parallelism.domain=2"
 
 
-def test_what_the_package_has_is_accepted() -> None:
+def test_classes_of_the_package_are_accepted() -> None:
     require_domain_support(load_config(QUICKSTART, [DOMAIN, "model.hyperdiffusion={time: 24h}"]))
     ensemble = ["trainer.members=2", "loss.kind=crps", "model.noise={kind: global}"]
     require_domain_support(load_config(QUICKSTART, [DOMAIN, *ensemble]))
 
 
-def test_a_subclass_must_declare_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subclass_must_declare_its_support_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A metric that takes a square root over a part of the field would be wrong."""
 
-    class Derived(RootMeanSquareError):
+    class DerivedMetric(RootMeanSquareError):
         pass
 
-    monkeypatch.setattr("credit.train.build.domain_support.find_metric_class", lambda name: Derived)
+    monkeypatch.setattr("credit.train.build.domain_support.find_metric_class", lambda name: DerivedMetric)
     config = load_config(QUICKSTART, [DOMAIN])
     with pytest.raises(ConfigError, match="trainer.metrics: rmse does not support domain parallelism"):
         require_domain_support(config)

@@ -82,18 +82,18 @@ def count_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def two_stages() -> nn.Module:
-    """Two encoder stages of different width and size, each with one marked block; for (B, 16, 8, 8)."""
-    return prepare(nn.Sequential(*build(seed=3).stages[2:]))
+def build_two_stages() -> nn.Module:
+    """Return two encoder stages of different width and size, each with one marked block, for (B, 16, 8, 8)."""
+    return prepare_model(nn.Sequential(*build(seed=3).stages[2:]))
 
 
-def two_up_blocks() -> nn.Module:
-    """Two marked blocks that meet fields of different size; for (B, 8, H, W)."""
+def build_two_up_blocks() -> nn.Module:
+    """Return two marked blocks with inputs of different size, for (B, 8, H, W)."""
     torch.manual_seed(0)
-    return prepare(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlockPS(8, 8, 4), UpBlockPS(8, 8, 4))))
+    return prepare_model(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlockPS(8, 8, 4), UpBlockPS(8, 8, 4))))
 
 
-def prepare(model: nn.Module) -> nn.Module:
+def prepare_model(model: nn.Module) -> nn.Module:
     """Return the model in train mode, with singular vectors that are far from converged."""
     generator = torch.Generator().manual_seed(3)
     for vector in spectral_norm.find_singular_vectors(model).values():
@@ -101,7 +101,7 @@ def prepare(model: nn.Module) -> nn.Module:
     return model.train()
 
 
-def fields(*shape: int, seed: int) -> torch.Tensor:
+def draw_fields(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).contiguous(
         memory_format=torch.channels_last
     )
@@ -123,7 +123,7 @@ def train_three_steps(model: nn.Module) -> tuple[list[float], list[int]]:
     for step in range(3):
         spectral_norm.advance_power_iterations(model)
         for micro in range(2):
-            loss = (model(fields(2, 16, 8, 8, seed=2 * step + micro)) - 1).square().mean()
+            loss = (model(draw_fields(2, 16, 8, 8, seed=2 * step + micro)) - 1).square().mean()
             loss.backward()
             losses.append(loss.item())
         optimizer.step()
@@ -135,7 +135,7 @@ def train_three_steps(model: nn.Module) -> tuple[list[float], list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])
 def test_compiled_losses_equal_plain_ones_with_one_graph_per_block(checkpointing: Any) -> None:
-    plain, model = two_stages(), two_stages()
+    plain, model = build_two_stages(), build_two_stages()
     if checkpointing:
         checkpoint_blocks(model, checkpointing)
     compile_blocks(model, backend="aot_eager")
@@ -147,24 +147,24 @@ def test_compiled_losses_equal_plain_ones_with_one_graph_per_block(checkpointing
 
 
 def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
-    plain, model = two_up_blocks(), two_up_blocks()
+    plain, model = build_two_up_blocks(), build_two_up_blocks()
     compile_blocks(model, backend="aot_eager")
     for _ in range(2):
         for train, batch in ((True, 2), (False, 2), (False, 1)):
             spectral_norm.advance_power_iterations(model.train(train))
             spectral_norm.advance_power_iterations(plain.train(train))
             with torch.set_grad_enabled(train), torch.autocast("cpu", torch.bfloat16):
-                x_BCHW = fields(batch, 8, 2, 3, seed=1)
+                x_BCHW = draw_fields(batch, 8, 2, 3, seed=1)
                 torch.testing.assert_close(model(x_BCHW), plain(x_BCHW), rtol=2**-6, atol=2**-6)
             assert_same_vectors(model, plain)
         assert count_graphs() == 3 * 2
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # warning of torch dynamo
 def test_an_embedding_is_one_graph() -> None:
     plain = CrossScaleEmbedding(4, 16, (4, 8, 16), 2)
-    x = fields(2, 4, 16, 24, seed=1)
+    x = draw_fields(2, 4, 16, 24, seed=1)
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     parameters = list(plain.parameters())
     gradients = torch.autograd.grad(compiled(x).square().mean(), parameters)
@@ -174,9 +174,9 @@ def test_an_embedding_is_one_graph() -> None:
 
 @pytest.mark.slow
 def test_equal_blocks_share_a_graph() -> None:
-    model = prepare(nn.Sequential(*build(seed=3, depth=(1, 1, 3, 1)).stages[2].layers))
+    model = prepare_model(nn.Sequential(*build(seed=3, depth=(1, 1, 3, 1)).stages[2].layers))
     compile_blocks(model, backend="aot_eager")
-    model(fields(2, 4, 4, 32, seed=0).contiguous().requires_grad_()).square().mean().backward()
+    model(draw_fields(2, 4, 4, 32, seed=0).contiguous().requires_grad_()).square().mean().backward()
     assert count_graphs() == 1
 
 
@@ -184,10 +184,10 @@ def test_equal_blocks_share_a_graph() -> None:
 @pytest.mark.parametrize("mode", [None, CUDA_GRAPHS])
 def test_inductor_compiles_blocks_of_several_shapes(mode: str | None) -> None:
     """With dynamic shapes, torch's default for the second block, inductor fails on these blocks (torch 2.13)."""
-    plain, model = two_up_blocks(), two_up_blocks()
+    plain, model = build_two_up_blocks(), build_two_up_blocks()
     compile_blocks(model, mode=mode)
     for network in (plain, model):
-        network(fields(2, 8, 2, 3, seed=1)).square().mean().backward()
+        network(draw_fields(2, 8, 2, 3, seed=1)).square().mean().backward()
     assert count_graphs() == 2
     for parameter, plain_parameter in zip(model.parameters(), plain.parameters(), strict=True):
         difference = (parameter.grad - plain_parameter.grad).norm()

@@ -1,4 +1,4 @@
-"""Statistics of published models."""
+"""Tests of the statistics of published models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_statistics(folder: Path, mean: list[float], std: list[float]) -> Publi
     return PublishedFiles(folder / "weights.pt", folder / "mean.nc", folder / "std.nc", folder / "static.nc", {})
 
 
-def test_what_published_files_do_not_have_is_nan(tmp_path: Path) -> None:
+def test_statistics_missing_in_published_files_are_nan(tmp_path: Path) -> None:
     statistics = read_statistics(CHANNELS, write_statistics(tmp_path, [250.0, 280.0, 1e5], [15.0, 20.0, 1e4]))
     assert statistics.names == ("t500", "t850", "sp")
     np.testing.assert_array_equal(statistics.mean, [250.0, 280.0, 1e5])

@@ -1,4 +1,4 @@
-"""Weights of other programs are found in their file and get plain names; nothing but tensors is unpickled."""
+"""Tests of weights of other programs: their place in a file, plain names, and the refusal of other objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATE = {"layers.0.weight": torch.ones(2, 3), "layers.module.bias": torch.zeros(
         lambda name: "module." + name.replace("0.", "0._fsdp_wrapped_module._checkpoint_wrapped_module.", 1),
     ],
 )
-def test_torch_files(tmp_path: Path, nested: tuple[str, ...], rename) -> None:
+def test_torch_files_are_read_with_plain_names(tmp_path: Path, nested: tuple[str, ...], rename) -> None:
     content: dict = {rename(name): value for name, value in STATE.items()}
     for key in reversed(nested):
         content = {key: content, "epoch": 3, "optimizer_state_dict": {"state": {}}}
@@ -39,7 +39,7 @@ def test_torch_files(tmp_path: Path, nested: tuple[str, ...], rename) -> None:
     assert all(torch.equal(state[name], value) for name, value in STATE.items())
 
 
-def test_wrappers_of_torch_itself(tmp_path: Path) -> None:
+def test_names_of_torch_wrappers_are_removed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     plain = {name: value.clone() for name, value in model.state_dict().items()}
     model[0] = checkpoint_wrapper(torch.compile(model[0], backend="eager"))
@@ -48,36 +48,41 @@ def test_wrappers_of_torch_itself(tmp_path: Path) -> None:
     assert state.keys() == plain.keys() and all(torch.equal(state[name], value) for name, value in plain.items())
 
 
-def test_safetensors(tmp_path: Path) -> None:
+def test_safetensors_files_are_read_with_plain_names(tmp_path: Path) -> None:
     save_file({f"module.{name}": value for name, value in STATE.items()}, tmp_path / "file.safetensors")
     assert read_state_file(tmp_path / "file.safetensors").keys() == STATE.keys()
 
 
-class Evil:
+class MaliciousObject:
+    """Object whose unpickling runs code."""
+
     def __reduce__(self):
         return print, ("executed",)
 
 
-def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_files_without_a_state_dict_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     file = tmp_path / "file.pt"
-    objects, none = "contains Python objects in addition to tensors .*state_dict", "does not contain a state dict"
+    objects_message, no_state_dict_message = (
+        "contains Python objects in addition to tensors .*state_dict",
+        "does not contain a state dict",
+    )
     for content, says in (
-        ({"model": Evil()}, objects),
-        ({"weights": STATE}, none),
-        ({"epoch": 3}, none),
-        ({}, none),
-        ([torch.ones(2)], none),
+        ({"model": MaliciousObject()}, objects_message),
+        ({"weights": STATE}, no_state_dict_message),
+        ({"epoch": 3}, no_state_dict_message),
+        ({}, no_state_dict_message),
+        ([torch.ones(2)], no_state_dict_message),
         ({"a.b": torch.ones(2), "a._orig_mod.b": torch.ones(2)}, "two tensors have the same name"),
     ):
         torch.save(content, file)
         with pytest.raises(CheckpointError, match=says):
             read_state_file(file)
-    file.write_bytes(pickle.dumps(Evil(), protocol=2))
-    with pytest.raises(CheckpointError, match=objects):
+    file.write_bytes(pickle.dumps(MaliciousObject(), protocol=2))
+    with pytest.raises(CheckpointError, match=objects_message):
         read_state_file(file)
-    for absent in ("absent.pt", "absent.safetensors"):
+    for missing_name in ("absent.pt", "absent.safetensors"):
         with pytest.raises(CheckpointError, match="No such file"):
-            read_state_file(tmp_path / absent)
+            read_state_file(tmp_path / missing_name)
     assert "executed" not in capfd.readouterr().out
 
 
@@ -93,8 +98,8 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureF
     ],
     ids=["empty", "text", "pickle's beginning", "bytes", "plain pickle", "yaml"],
 )
-def test_junk_is_no_file_of_torch(tmp_path: Path, content: bytes) -> None:
-    """Whatever torch's unpickler makes of it, nobody is told to unpickle it without protection."""
+def test_files_of_other_formats_are_refused(tmp_path: Path, content: bytes) -> None:
+    """The message must never recommend unpickling without protection, as errors of torch's unpickler do."""
     (tmp_path / "junk.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match="is not a file of torch.save, or is damaged") as caught:
         read_state_file(tmp_path / "junk.pt")
@@ -105,7 +110,7 @@ def test_junk_is_no_file_of_torch(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_truncated_file_of_torch(tmp_path: Path, zipped: bool) -> None:
+def test_a_truncated_file_of_torch_is_refused(tmp_path: Path, zipped: bool) -> None:
     file = tmp_path / "file.pt"
     torch.save({"w": torch.zeros(100, 100)}, file, _use_new_zipfile_serialization=zipped)
     file.write_bytes(file.read_bytes()[:20_000])
@@ -115,7 +120,7 @@ def test_a_truncated_file_of_torch(tmp_path: Path, zipped: bool) -> None:
 
 @pytest.mark.parametrize("name", ["file.safetensors", "file.pt"])
 def test_a_file_is_mapped_and_not_read(tmp_path: Path, name: str) -> None:
-    """So a rank reads only the parts that it needs."""
+    """With a mapped file, a rank reads only the parts that it needs."""
     path = tmp_path / name
     state = {"weight": torch.arange(5000.0)}
     if path.suffix == ".pt":
@@ -125,10 +130,10 @@ def test_a_file_is_mapped_and_not_read(tmp_path: Path, name: str) -> None:
     weight = read_state_file(path)["weight"]
     mappings = Path("/proc/self/maps").read_text().splitlines()
     address = weight.untyped_storage().data_ptr()
-    owners = []
+    mapped_files = []
     for mapping in mappings:
         begin, end = (int(number, 16) for number in mapping.split()[0].split("-"))
         if begin <= address < end:
-            owners.append(mapping.split()[-1])
-    assert owners == [str(path)]
+            mapped_files.append(mapping.split()[-1])
+    assert mapped_files == [str(path)]
     assert torch.equal(weight, state["weight"])

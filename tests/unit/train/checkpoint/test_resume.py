@@ -1,4 +1,4 @@
-"""Where a run begins: its own checkpoints before anything else, and a file only where a path is meant."""
+"""Tests of the start of a run: its own checkpoints come first, and only a path names a file of weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_checkpoint(tmp_path: Path) -> Path:
         return checkpointer.save(1, {"model": {"x": torch.ones(2)}}, {}, {})
 
 
-def test_what_a_run_began_with_may_be_gone(
+def test_a_run_continues_if_its_initial_weights_are_missing(
     tmp_path: Path, run_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("weights.pt", "base/checkpoints/step_00000009"):
@@ -52,7 +52,9 @@ def test_what_a_run_began_with_may_be_gone(
 
 
 @pytest.mark.parametrize("name", ["auto", "never", "latest"])
-def test_a_word_is_no_file(tmp_path: Path, run_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_words_of_resume_are_not_names_of_files(
+    tmp_path: Path, run_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).touch()
     if name == "latest":
@@ -61,8 +63,8 @@ def test_a_word_is_no_file(tmp_path: Path, run_checkpoint: Path, monkeypatch: py
         assert find_start(name, tmp_path / "another") == (None, None)
 
 
-def test_ranks_of_one_number_on_many_hosts_try_the_folder_at_once(tmp_path: Path) -> None:
-    """Threads have one process number, as processes on several hosts may have."""
+def test_ranks_with_equal_process_ids_can_create_the_run_folder_at_once(tmp_path: Path) -> None:
+    """Threads have one process id, as processes on several hosts may have."""
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -73,8 +75,8 @@ def test_ranks_of_one_number_on_many_hosts_try_the_folder_at_once(tmp_path: Path
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_what_an_earlier_version_wrote_is_read_as_it_was_meant(caplog: pytest.LogCaptureFixture) -> None:
-    """Durations in another form, and a key that was not there yet."""
+def test_a_config_of_an_earlier_version_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    """The earlier config has durations in another form and lacks a key."""
     config = build_config(MINIMAL)
     trained = config.model_dump(mode="json")
     trained_by_older_version = {**trained, "data": {**trained["data"], "timestep": "360 min", "split_gap": "10d"}}
@@ -91,7 +93,7 @@ def test_what_an_earlier_version_wrote_is_read_as_it_was_meant(caplog: pytest.Lo
     assert "data.split_gap (264h before, 240h now)" in caplog.text
 
 
-def test_the_shorthand_of_hyperdiffusion_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_shorthand_of_hyperdiffusion_is_no_change_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
     shorthand = build_config(with_key("model.hyperdiffusion", {}))
     listed = build_config(with_key("model.postprocess", [{"kind": "hyperdiffusion"}]))
     require_same_run(listed, shorthand.model_dump(mode="json"), Path("step_00000001"))

@@ -1,4 +1,4 @@
-"""A logger that is slow or fails neither slows nor stops the training."""
+"""Tests that a logger that is slow or fails neither slows nor stops the training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN = LoggedRun("name", "id", Path("run"), {"seed": 1}, 0)
 
 
 class Recorder(RunLogger):
-    """Logger that remembers its calls."""
+    """Logger that records its calls."""
 
     package = "json"
 
@@ -49,7 +49,7 @@ class Recorder(RunLogger):
         self.calls.append(status)
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+def list_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -64,7 +64,7 @@ def test_everything_arrives_in_order(caplog: pytest.LogCaptureFixture) -> None:
         log.log(row)
     close_loggers([log], "done")
     assert recorder.calls == [RUN, *rows[:500], LoggedPicture("map", b"png", 500), *rows[500:], "done"]
-    assert warnings(caplog) == []
+    assert list_warnings(caplog) == []
 
 
 def test_the_printed_address_can_be_used(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_the_first_error_is_a_warning_and_later_rows_still_arrive(caplog: pytest
             time.sleep(0.001)
     close_loggers([log], "failed")
     assert [row.step for row in recorder.calls[1:-1]] == [0, 1, 2] and recorder.calls[-1] == "failed"
-    (message,) = warnings(caplog)
+    (message,) = list_warnings(caplog)
     assert "failing failed" in message and "ConnectionError" in message and "metrics.jsonl contains all rows" in message
     assert "secret-password" not in message and "more" not in message
 
@@ -112,10 +112,10 @@ def test_a_start_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> No
     log.log(LoggedRow(1, {}))
     close_loggers([log], "done")
     assert recorder.calls == []
-    assert len(warnings(caplog)) == 1 and "unreachable not used: TimeoutError: no answer" in caplog.text
+    assert len(list_warnings(caplog)) == 1 and "unreachable not used: TimeoutError: no answer" in caplog.text
 
 
-def test_nobody_waits_for_a_logger_that_hangs(
+def test_the_training_does_not_wait_for_a_logger_that_hangs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
@@ -137,11 +137,11 @@ def test_nobody_waits_for_a_logger_that_hangs(
     release.set()
     # Both loggers share the time limit.
     assert 0.2 <= seconds < 2
-    # A logger gives one warning: the queue was full before the end came.
-    assert len(warnings(caplog)) == 2 and "hanging is too slow: 10 rows are in the queue" in caplog.text
+    # A logger gives one warning, because its queue was full before the end.
+    assert len(list_warnings(caplog)) == 2 and "hanging is too slow: 10 rows are in the queue" in caplog.text
 
 
-def test_a_slow_logger_completes_its_record_though_its_queue_is_full(
+def test_a_slow_logger_writes_all_rows_of_its_full_queue(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_MAX_WAITING", 5)
@@ -161,7 +161,7 @@ def test_a_slow_logger_completes_its_record_though_its_queue_is_full(
     close_loggers([log], "done")
     assert [row.step for row in recorder.calls[1:-1]] == [0, 1, 2, 3, 4]
     assert recorder.calls[-1] == "done"
-    assert len(warnings(caplog)) == 1 and "further rows are dropped" in caplog.text
+    assert len(list_warnings(caplog)) == 1 and "further rows are dropped" in caplog.text
 
 
 def test_loggers_get_the_finite_numbers_of_a_row(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_loggers_get_the_finite_numbers_of_a_row(tmp_path: Path) -> None:
     ]
 
 
-def test_names_of_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logger_names_must_be_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from credit.train.loggers import base
 
     # The built-in loggers register themselves at the first call.

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases (offline) and MLflow (local): real packages, the same record after a restart."""
+"""Tests of TensorBoard, Weights & Biases (offline) and MLflow (local): a restart continues the same record."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def log_twice(folder: Path, name: str, first_status: str = "requeue") -> None:
         close_loggers(loggers, status)
 
 
-def test_no_loggers(tmp_path: Path) -> None:
+def test_no_logger_writes_files_by_default(tmp_path: Path) -> None:
     assert open_loggers(build_config(with_key("save_loc", str(tmp_path))), 0) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensorboard_continues_after_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     log_twice(tmp_path / "run", "tensorboard")
     assert "WARNING" not in caplog.text
@@ -63,7 +63,9 @@ def test_tensorboard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_mlflow_continues_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="mlflow is not part of the extra `test`: it needs 60 more")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -112,7 +114,9 @@ def read_wandb_rows(path: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_wandb_offline_continues_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     log_twice(tmp_path / "run", "wandb")

@@ -1,4 +1,4 @@
-"""One row a step, whatever was interrupted."""
+"""Tests of the log of metrics: one row a step after interruptions, rollbacks and full disks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from credit.train.monitor.metrics_log import MetricsLog, rank_log, write_status
 from credit.train.monitor.run_files import is_repeated_failure
 
 
-def rows(folder: Path) -> list[dict]:
+def read_rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_rows_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
+def test_rows_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0, enabled=True)
     for step in range(1, 6):
         log.write({"step": step, "loss": 1.0})
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "lo')  # killed while writing
+        file.write('{"step": 6, "lo')  # the process was killed during the write
     log = MetricsLog(tmp_path, 3, enabled=True)
     log.write({"step": 4, "loss": 2.0})
     log.close()
-    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
+    assert [(row["step"], row["loss"]) for row in read_rows(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
 
 
 def test_a_run_that_goes_back_has_one_row_a_step(tmp_path: Path) -> None:
@@ -37,20 +37,20 @@ def test_a_run_that_goes_back_has_one_row_a_step(tmp_path: Path) -> None:
     log.rewind(1)
     log.write({"step": 2, "loss": 2.0})
     log.close()
-    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 2.0)]
+    assert [(row["step"], row["loss"]) for row in read_rows(tmp_path)] == [(1, 1.0), (2, 2.0)]
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0, enabled=True)
     log.write({"step": 1, "loss": float("nan"), "valid": {"loss": float("inf"), "rmse": 2.0}})
     log.close()
-    assert rows(tmp_path) == [{"step": 1, "loss": None, "valid": {"loss": None, "rmse": 2.0}}]
+    assert read_rows(tmp_path) == [{"step": 1, "loss": None, "valid": {"loss": None, "rmse": 2.0}}]
 
 
-def test_rows_that_a_full_disk_does_not_take_come_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_are_written_later_if_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = MetricsLog(tmp_path, 0, enabled=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))  # in the middle of the second row
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))  # the limit is in the middle of the second row
     try:
         for step in (1, 2, 3):
             log.write({"step": step, "loss": 1.0})
@@ -59,10 +59,10 @@ def test_rows_that_a_full_disk_does_not_take_come_later(tmp_path: Path, caplog: 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "metrics.jsonl: cannot be written (File too large)" in caplog.text
     log.close()
-    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3]
 
 
-def test_a_rank_keeps_its_log_and_the_error_that_ended_it(tmp_path: Path) -> None:
+def test_the_log_of_a_rank_has_its_messages_and_the_final_error(tmp_path: Path) -> None:
     logger = logging.getLogger("credit.somewhere")
     with pytest.raises(KeyError), rank_log(tmp_path, 3):
         logger.warning("this happened")
@@ -86,10 +86,10 @@ def test_status(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "STATUS").read_text()) == expected
 
 
-def test_a_failure_is_repeated_at_the_same_step_alone() -> None:
+def test_a_failure_is_repeated_only_at_the_same_step() -> None:
     status = {"status": "requeue", "step": 4, "reason": "shape '[2]' is invalid", "job_id": "7"}
     assert is_repeated_failure(status, 4, "shape '[2]' is invalid")
-    # a start after one that was called failed is judged alike
+    # The status of the earlier start may also be failed.
     assert is_repeated_failure({**status, "status": "failed"}, 4, "shape '[2]' is invalid")
     assert not is_repeated_failure(status, 8, "shape '[2]' is invalid"), "a new checkpoint is progress"
     assert not is_repeated_failure(status, 4, "Connection closed by peer [10.0.0.1]:7")

@@ -1,4 +1,4 @@
-"""One job at a time in a folder: the living are refused nothing less, the dead hold nothing."""
+"""Tests of the run lock: a live job excludes others from its folder, and a dead job does not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_heartbeat(folder: Path) -> dict:
     return json.loads((folder / "heartbeat.json").read_text())
 
 
-def test_it_beats_and_goes(tmp_path: Path) -> None:
+def test_the_heartbeat_is_updated_and_finally_removed(tmp_path: Path) -> None:
     with RunLock(tmp_path, "77", **QUICK) as run_lock:
         run_lock.update(12, "step 13")
         time.sleep(0.3)
@@ -48,14 +48,14 @@ def test_it_beats_and_goes(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: Path) -> None:
+def test_a_live_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(ConfigError, match=rf"in use by job job\.1, process {holder.pid} on"), RunLock(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
-        # not waited for: a zombie is dead, too
+        # The process is not waited for, because a zombie is dead, too.
         deadline = time.monotonic() + 10
         while Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline
@@ -67,34 +67,34 @@ def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: P
         holder.stdout.close()
 
 
-def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_another_process(tmp_path: Path) -> None:
     with RunLock(tmp_path, **QUICK):
-        left = read_heartbeat(tmp_path) | {"started": "1"}
-    (tmp_path / "heartbeat.json").write_text(json.dumps(left))
+        heartbeat_left = read_heartbeat(tmp_path) | {"started": "1"}
+    (tmp_path / "heartbeat.json").write_text(json.dumps(heartbeat_left))
     with RunLock(tmp_path, **QUICK):
         assert read_heartbeat(tmp_path)["started"] != "1"
 
 
-def test_a_job_on_another_host_is_given_time_to_beat(tmp_path: Path) -> None:
+def test_a_job_on_another_host_has_time_to_update_its_heartbeat(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat.json"
-    elsewhere = {"host": "elsewhere", "pid": 5, "started": "9", "job_id": "", "beat": 3}
-    path.write_text(json.dumps(elsewhere))
-    beating = subprocess.Popen(
+    remote_heartbeat = {"host": "elsewhere", "pid": 5, "started": "9", "job_id": "", "beat": 3}
+    path.write_text(json.dumps(remote_heartbeat))
+    remote_job = subprocess.Popen(
         [sys.executable, "-c", "import json, sys, time\nfor n in range(400):\n"
          "    facts = json.loads(sys.argv[2]) | {'beat': n}\n    open(sys.argv[1], 'w').write(json.dumps(facts))\n"
-         "    time.sleep(0.1)", str(path), json.dumps(elsewhere)]
+         "    time.sleep(0.1)", str(path), json.dumps(remote_heartbeat)]
     )  # fmt: skip
     try:
         with pytest.raises(ConfigError, match="in use by process 5 on elsewhere"), RunLock(tmp_path, silence=20):
             pass
     finally:
-        beating.kill()
-        beating.wait()
+        remote_job.kill()
+        remote_job.wait()
     with RunLock(tmp_path, **QUICK):
         assert read_heartbeat(tmp_path)["pid"] == os.getpid()
 
 
-def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
+def test_a_job_that_has_lost_its_folder_does_not_change_it(tmp_path: Path) -> None:
     with RunLock(tmp_path, **QUICK) as run_lock:
         run_lock.require_ownership()
         (tmp_path / "heartbeat.json").write_text(json.dumps(read_heartbeat(tmp_path) | {"pid": 5}))
@@ -107,7 +107,7 @@ def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("removed", "says"), [("run", "run was removed with all its files"), ("run/heartbeat.json", "may take")]
 )
-def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, says: str) -> None:
+def test_a_removed_folder_is_not_reported_as_taken(tmp_path: Path, removed: str, says: str) -> None:
     (tmp_path / "run").mkdir()
     with RunLock(tmp_path / "run", **QUICK) as run_lock:
         run_lock.require_ownership()
@@ -120,31 +120,33 @@ def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, s
     assert not (tmp_path / "run" / "heartbeat.json").exists()
 
 
-def test_half_a_file_is_no_sign_of_life(tmp_path: Path) -> None:
+def test_a_truncated_heartbeat_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "heartbeat.json").write_text('{"host": "el')
     with RunLock(tmp_path, **QUICK):
         assert read_heartbeat(tmp_path)["pid"] == os.getpid()
 
 
-def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_file_system_error_does_not_stop_the_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with RunLock(tmp_path, **QUICK) as run_lock:
         with monkeypatch.context() as failing:
-            failing.setattr(Path, "read_bytes", stale)
+            failing.setattr(Path, "read_bytes", raise_stale_handle)
             time.sleep(0.3)
         before = read_heartbeat(tmp_path)["beat"]
         time.sleep(0.3)
         assert read_heartbeat(tmp_path)["beat"] > before, "others would take the folder from a job that lives"
         run_lock.require_ownership()
     with pytest.raises(KeyError), RunLock(tmp_path, **QUICK):
-        monkeypatch.setattr(Path, "read_bytes", stale)
+        monkeypatch.setattr(Path, "read_bytes", raise_stale_handle)
         raise KeyError("what ends the run is not hidden")
 
 
-def stale(path: Path) -> bytes:
+def raise_stale_handle(path: Path) -> bytes:
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Path) -> None:
+def test_a_truncated_heartbeat_of_this_job_is_written_again(tmp_path: Path) -> None:
     with RunLock(tmp_path, "77", **QUICK) as run_lock:
         (tmp_path / "heartbeat.json").write_text('{"host": "el')
         deadline = time.monotonic() + 20
@@ -155,11 +157,11 @@ def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lost_host_of_the_same_launch_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_lock_does_not_wait_for_a_host_of_the_same_launch(tmp_path: Path) -> None:
     """torchrun restarts the ranks on other nodes; with another launch, the lock waits for a heartbeat."""
-    elsewhere = {"host": "elsewhere", "pid": 5, "started": "9", "job_id": "7", "launch_id": "7.1", "beat": 3}
+    remote_heartbeat = {"host": "elsewhere", "pid": 5, "started": "9", "job_id": "7", "launch_id": "7.1", "beat": 3}
     for launch_id, waits in (("7.1", False), ("7.2", True)):
-        (tmp_path / "heartbeat.json").write_text(json.dumps(elsewhere))
+        (tmp_path / "heartbeat.json").write_text(json.dumps(remote_heartbeat))
         start_time = time.monotonic()
         with RunLock(tmp_path, "7", launch_id, beat=0.05, silence=1.5):
             assert read_heartbeat(tmp_path)["launch_id"] == launch_id

@@ -1,4 +1,4 @@
-"""What a run has used: sums by hand, over its parts, and the words at its end."""
+"""Tests of the usage of a run: rates by hand, sums over restarts, and the final summary."""
 
 from __future__ import annotations
 
@@ -24,58 +24,60 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PEAKS = {"bfloat16": 1000.0, "tf32": 500.0, "float32": 50.0}
 
 
-class Cost:
-    """A network of 2e12 operations in convolutions and 1e12 in products for a micro-batch and step."""
+class FakeFlopCounter:
+    """A network with 2e12 operations of convolutions and 1e12 of products for a micro-batch and step."""
 
     def count_operations_by_precision(self, steps: int) -> dict[str, int] | None:
         return {"tf32": steps * 2 * 10**12, "float32": steps * 10**12}
 
 
-class Uncounted:
+class UnknownFlopCounter:
+    """A network whose operations cannot be counted."""
+
     def count_operations_by_precision(self, steps: int) -> None:
         return None
 
 
 @pytest.fixture
-def calendar(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    now = SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: now.seconds)
-    return now
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    fake_time = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: fake_time.seconds)
+    return fake_time
 
 
 def build_meter(device: torch.device = GPU, peaks: dict[str, float] | None = None, cost: Any = None) -> UsageMeter:
     """Return the meter of 8 processes, 2 of which share a sample; a step is 3 micro-batches."""
-    return UsageMeter(device, 8, cost or Cost(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
+    return UsageMeter(device, 8, cost or FakeFlopCounter(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
 
 
-def test_rates_by_hand(calendar: SimpleNamespace) -> None:
+def test_rates_by_hand(clock: SimpleNamespace) -> None:
     meter = build_meter()
-    calendar.seconds += 3600
+    clock.seconds += 3600
     meter.add_energy(7.2e6)
     row = meter.add_steps([1, 1, 4], seconds=10.0, wait=1.0)
-    # six applications, of 3e12 operations a micro-batch, and 3 micro-batches by two ranks
+    # The 6 forecast steps have 3e12 operations a micro-batch, and two ranks share 3 micro-batches.
     assert row["tflops"] == pytest.approx(6 * 3 * 1.5 / 10)
-    # at the peak, 2e12 take 4 ms as convolutions and 1e12 20 ms as products
+    # At the peak, 2e12 operations of convolutions take 4 ms, and 1e12 of products take 20 ms.
     assert row["mfu"] == pytest.approx(6 * 1.5 * 0.024 / 10)
     assert row["samples_per_s"] == 7.2 and row["data_wait_frac"] == 0.1
     assert row["wall_hours"] == 1.0 and row["gpu_hours"] == 8.0 and row["energy_kwh"] == 2.0
     assert meter.count_step_tflop(4) == pytest.approx(4 * 3 * 1.5 * 8)
 
 
-def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
+def test_unknown_quantities_are_omitted(clock: SimpleNamespace) -> None:
     meter = build_meter(CPU, peaks={})
-    calendar.seconds += 36
+    clock.seconds += 36
     meter.add_energy(math.nan)
     row = meter.add_steps([1], seconds=1.0, wait=0.0)
     assert row.keys() == {"samples_per_s", "data_wait_frac", "tflops", "wall_hours", "process_hours"}
     assert row["process_hours"] == pytest.approx(0.08)
     meter.add_energy(1.0)
     assert "energy_kwh" not in meter.add_steps([1], seconds=1.0, wait=0.0), "a part of it is not all of it"
-    assert "tflops" not in build_meter(cost=Uncounted()).add_steps([1], seconds=1.0, wait=0.0)
+    assert "tflops" not in build_meter(cost=UnknownFlopCounter()).add_steps([1], seconds=1.0, wait=0.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_alone_counts_operations(rank: int) -> None:
+def test_only_rank_0_counts_operations(rank: int) -> None:
     config = small_config()
     assets = build_placeholder_assets(config, build_grid(GRID), {})
     mesh = DeviceGrid(ParallelDims(replicate=2), rank)
@@ -83,72 +85,72 @@ def test_rank_0_alone_counts_operations(rank: int) -> None:
     assert ("tflops" in meter.add_steps([1], seconds=1.0, wait=0.0)) == (rank == 0)
 
 
-def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
+def test_usage_is_summed_over_the_parts_of_a_run(clock: SimpleNamespace) -> None:
     first = build_meter()
-    calendar.seconds += 3600
+    clock.seconds += 3600
     first.add_energy(3.6e6)
     first.add_steps([1], 10.0, 0.0)
     stored = first.to_dict()
-    calendar.seconds += 3600
+    clock.seconds += 3600
     first.add_energy(3.6e6)
-    lost = first.add_steps([1], 10.0, 0.0)
-    # killed; the next part goes on from the checkpoint
-    second = UsageMeter(GPU, 4, Cost(), 3, 24, PEAKS, None, calendar.seconds)
-    second.resume(1, stored, [{"step": 1, "wall_hours": 1.0}, lost, {"step": 2, "valid": {}}])
-    calendar.seconds += 1800
+    lost_row = first.add_steps([1], 10.0, 0.0)
+    # The run is killed, and the next part continues from the checkpoint.
+    second = UsageMeter(GPU, 4, FakeFlopCounter(), 3, 24, PEAKS, None, clock.seconds)
+    second.resume(1, stored, [{"step": 1, "wall_hours": 1.0}, lost_row, {"step": 2, "valid": {}}])
+    clock.seconds += 1800
     second.add_energy(1.8e6)
     row = second.add_steps([1], 30.0, 0.0)
-    # a summary may know more than the last row
+    # The last entry is a summary, which may have larger sums than the last row.
     third = build_meter()
-    third.resume(1, stored, [lost, {"wall_hours": 2.5, "gpu_hours": 20.0, "samples": 48}])
+    third.resume(1, stored, [lost_row, {"wall_hours": 2.5, "gpu_hours": 20.0, "samples": 48}])
     assert (third.spent.wall_hours, third.spent.gpu_hours, third.spent.energy_kwh) == (2.5, 20.0, 2.0)
     assert (row["wall_hours"], row["gpu_hours"], row["energy_kwh"]) == (2.5, 18.0, 2.5)
     assert (second.spent.samples, second.spent.step_s, second.spent.since) == (48, 40.0, 0)
 
 
-def test_a_checkpoint_of_an_older_version_counts_from_there(calendar: SimpleNamespace) -> None:
+def test_usage_is_counted_from_a_checkpoint_of_an_older_version(clock: SimpleNamespace) -> None:
     train_state = TrainState()
     train_state.restore({"step": 500})
     meter = build_meter()
     meter.resume(train_state.step, train_state.usage, [{"step": 500, "samples_per_s": 3.0}])
-    calendar.seconds += 3600
+    clock.seconds += 3600
     meter.add_energy(3.6e6)
     meter.add_steps([1], 10.0, 0.0)
     meter.to_dict()
     train_state.step = 501
-    summary = build_summary(meter_on_cpu_name(meter), train_state, "skill", 1, [2.4], 1.0)
+    summary = build_summary(use_cpu_name(meter), train_state, "skill", 1, [2.4], 1.0)
     assert summary["counted_since_step"] == 500 and summary["kwh_per_1000_samples"] == pytest.approx(1000 / 24)
     assert "since step 500" in format_summary(summary, Path("run"), 501)
 
 
-def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(calendar: SimpleNamespace) -> None:
+def test_a_run_without_steps_has_no_energy_per_sample(clock: SimpleNamespace) -> None:
     meter = build_meter()
-    # an earlier part was killed before its first checkpoint
+    # An earlier part was killed before its first checkpoint.
     meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
-    calendar.seconds += 36
+    clock.seconds += 36
     meter.to_dict()
-    summary = build_summary(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
+    summary = build_summary(use_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
     assert summary["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in summary
     assert "2 kWh" in format_summary(summary, Path("run"), 20)
 
 
-def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
-    """Return a GPU's meter for a summary here, where there is none whose name could be asked for."""
+def use_cpu_name(meter: UsageMeter) -> UsageMeter:
+    """Set the device of a GPU meter to the CPU, because a summary reads the name of the device."""
     meter.device = CPU
     return meter
 
 
-def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
+def test_the_summary_by_hand(clock: SimpleNamespace) -> None:
     meter = build_meter()
     with meter.timed("validation_s"):
-        calendar.seconds += 20
+        clock.seconds += 20
     with meter.timed("save_s"):
-        calendar.seconds += 10
-    calendar.seconds += 70
+        clock.seconds += 10
+    clock.seconds += 70
     meter.add_energy(3.6e5)
     meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
     train_state = TrainState(step=10, best=0.25, best_step=8)
-    summary = build_summary(meter_on_cpu_name(meter), train_state, "skill", 1, [4.0, 5.0, 9.0], 2.5)
+    summary = build_summary(use_cpu_name(meter), train_state, "skill", 1, [4.0, 5.0, 9.0], 2.5)
     shares = {"steps": 0.5, "data_wait": 0.05, "validation": 0.2, "checkpoints": 0.1, "other": 0.2}
     assert summary["time_shares"] == pytest.approx(shares)
     assert (summary["samples"], summary["samples_per_s_mean"], summary["samples_per_s_median"]) == (240, 4.8, 5.0)
@@ -160,12 +162,12 @@ def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
         assert line in text, text
 
 
-def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace, tmp_path: Path) -> None:
-    """A full disk may have kept the best one, or all of them, from being saved."""
+def test_the_summary_names_the_best_checkpoint_that_exists(clock: SimpleNamespace, tmp_path: Path) -> None:
+    """A full disk may have prevented the save of the best checkpoint, or of all checkpoints."""
     meter = build_meter()
-    calendar.seconds += 60
+    clock.seconds += 60
     meter.to_dict()
-    summary = build_summary(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
+    summary = build_summary(use_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
     folder = tmp_path / "checkpoints"
     assert (
         "best      skill 0.2500 at step 8, whose checkpoint could not be saved\n"
@@ -181,20 +183,20 @@ def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace,
 
 
 @pytest.mark.parametrize(("skill", "warns"), [(0.99, False), (1.0, True), (4.8e6, True)])
-def test_a_best_that_is_no_better_than_persistence_is_a_warning(
-    calendar: SimpleNamespace, skill: float, warns: bool
+def test_a_best_skill_not_better_than_persistence_is_a_warning(
+    clock: SimpleNamespace, skill: float, warns: bool
 ) -> None:
     meter = build_meter()
-    calendar.seconds += 60
+    clock.seconds += 60
     meter.to_dict()
-    summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
+    summary = build_summary(use_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
     assert ("no validation was better than persistence" in format_summary(summary, Path("run"), 20)) == warns
-    # other monitors have no such limit
-    summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
+    # Other monitored quantities have no such limit.
+    summary = build_summary(use_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
     assert "warning" not in format_summary(summary, Path("run"), 20)
 
 
-def test_gpus_by_the_name_they_report() -> None:
+def test_peak_rates_are_found_by_the_name_of_the_gpu() -> None:
     assert find_peak_rates("NVIDIA A100-SXM4-80GB") == {"bfloat16": 312, "tf32": 156, "float32": 19.5}
     assert find_peak_rates("NVIDIA H100 80GB HBM3")["bfloat16"] == 989
     for other in ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090", ""):

@@ -1,4 +1,4 @@
-"""Account of a GPU from handmade events with overlaps that are known."""
+"""Tests of the account of a GPU, computed from events with known overlaps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def phase_event(name: str, start: float, end: float) -> dict[str, Any]:
     return {"ph": "X", "cat": "user_annotation", "name": name, "ts": start * MS, "dur": (end - start) * MS, "tid": 1}
 
 
-def launch(correlation: int, time: float) -> dict[str, Any]:
+def launch_event(correlation: int, time: float) -> dict[str, Any]:
     args = {"correlation": correlation}
     return {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": time * MS, "dur": 5, "args": args}
 
 
-def kernel(name: str, start: float, end: float, correlation: int, **args: Any) -> dict[str, Any]:
+def kernel_event(name: str, start: float, end: float, correlation: int, **args: Any) -> dict[str, Any]:
     category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
     event_args = {"correlation": correlation, **args}
     return {"ph": "X", "cat": category, "name": name, "ts": start * MS, "dur": (end - start) * MS, "args": event_args}
 
 
 def test_overlap_is_counted_once() -> None:
-    """Host and device of a step of 100 ms; the device is behind the host.
+    """A step has 100 ms, and the device is behind the host.
 
-    device, ms:  idle 0-5 (launch), forward 5-25, backward 25-60 with an all-reduce 50-70 beside it, copy 65-72,
+    Device times in ms: idle 0-5 (launch), forward 5-25, backward 25-60 with an all-reduce 50-70 beside it, copy 65-72,
     optimizer 72-80, idle 80-90 (loader) and 90-100 (no phase).
     """
     nccl_args = {
@@ -43,14 +43,14 @@ def test_overlap_is_counted_once() -> None:
         phase_event("backward", 10, 20),
         phase_event("optimizer", 20, 80),
         phase_event("loader", 80, 90),
-        launch(1, 2), launch(2, 12), launch(3, 13), launch(4, 21), launch(5, 14),
-        kernel("gemm", 5, 25, 1),
-        kernel("gemm", 25, 60, 2),
+        launch_event(1, 2), launch_event(2, 12), launch_event(3, 13), launch_event(4, 21), launch_event(5, 14),
+        kernel_event("gemm", 5, 25, 1),
+        kernel_event("gemm", 25, 60, 2),
         # A second stream of the same phase.
-        kernel("gemm", 30, 40, 2),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 70, 3, **nccl_args),
-        kernel("Memcpy HtoD (Pinned -> Device)", 65, 72, 5),
-        kernel("adamw", 72, 80, 4),
+        kernel_event("gemm", 30, 40, 2),
+        kernel_event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 70, 3, **nccl_args),
+        kernel_event("Memcpy HtoD (Pinned -> Device)", 65, 72, 5),
+        kernel_event("adamw", 72, 80, 4),
         # Ranges of the device repeat those of the host and must not count.
         {"ph": "X", "cat": "gpu_user_annotation", "name": "forward", "ts": 0, "dur": 90 * MS},
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
@@ -77,8 +77,8 @@ def test_overlap_is_counted_once() -> None:
     assert sum(account.seconds.values()) + account.idle == pytest.approx(0.090)
 
 
-def test_only_the_steps_count() -> None:
-    events = [phase_event("forward", 0, 30), launch(1, 0), kernel("gemm", 0, 30, 1)]
+def test_only_time_within_the_steps_is_counted() -> None:
+    events = [phase_event("forward", 0, 30), launch_event(1, 0), kernel_event("gemm", 0, 30, 1)]
     account = compute_gpu_phase_times(events, [(10 * MS, 20 * MS)])
     assert account.seconds[Phase.FORWARD] == pytest.approx(0.010)
     assert account.idle == 0
@@ -90,8 +90,8 @@ def test_phases_inside_of_a_validation_belong_to_it() -> None:
         phase_event("validation", 0, 20),
         phase_event("loader", 5, 10),
         phase_event("forward", 20, 30),
-        launch(1, 1), launch(2, 6), launch(3, 21),
-        kernel("gemm", 1, 3, 1), kernel("gemm", 6, 8, 2), kernel("gemm", 22, 30, 3),
+        launch_event(1, 1), launch_event(2, 6), launch_event(3, 21),
+        kernel_event("gemm", 1, 3, 1), kernel_event("gemm", 6, 8, 2), kernel_event("gemm", 22, 30, 3),
     ]  # fmt: skip
     account = compute_gpu_phase_times(events, [(0, 30 * MS)])
     assert {name: value for name, value in account.seconds.items() if value} == pytest.approx(
@@ -104,11 +104,11 @@ def test_copies_on_the_device_and_to_the_host_belong_to_the_phase_that_launched_
     events = [
         phase_event("forward", 0, 4),
         phase_event("checkpoint", 4, 20),
-        launch(1, 1), launch(2, 5), launch(3, 6),
+        launch_event(1, 1), launch_event(2, 5), launch_event(3, 6),
         # A clone in the forward pass, the state of a checkpoint, and a batch.
-        kernel("Memcpy DtoD (Device -> Device)", 2, 6, 1),
-        kernel("Memcpy DtoH (Device -> Pinned)", 6, 16, 2),
-        kernel("Memcpy HtoD (Pinned -> Device)", 15, 18, 3),
+        kernel_event("Memcpy DtoD (Device -> Device)", 2, 6, 1),
+        kernel_event("Memcpy DtoH (Device -> Pinned)", 6, 16, 2),
+        kernel_event("Memcpy HtoD (Pinned -> Device)", 15, 18, 3),
     ]  # fmt: skip
     account = compute_gpu_phase_times(events, [(0, 20 * MS)])
     seconds = {name: value for name, value in account.seconds.items() if value}
@@ -118,6 +118,6 @@ def test_copies_on_the_device_and_to_the_host_belong_to_the_phase_that_launched_
     assert account.idle == pytest.approx(0.002)
 
 
-def test_bytes_are_unknown_if_a_kernel_does_not_tell_them() -> None:
-    events = [launch(1, 0), kernel("ncclKernel_AllReduce", 0, 5, 1)]
+def test_bytes_are_unknown_if_a_kernel_does_not_report_them() -> None:
+    events = [launch_event(1, 0), kernel_event("ncclKernel_AllReduce", 0, 5, 1)]
     assert compute_gpu_phase_times(events, [(0, 10 * MS)]).sent_bytes is None

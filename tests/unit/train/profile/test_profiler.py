@@ -1,4 +1,4 @@
-"""Order of the parts of a profile, without a run: its beginnings of steps are called by the test."""
+"""Tests of the order of the parts of a profile; without a run, the tests call `begin_step` themselves."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_windows_of_consecutive_steps_have_no_gap(profiler: StepProfiler) -> Non
     assert len(merge_intervals(profiler._timed_windows)) == 1
 
 
-def test_a_run_that_ends_in_the_warm_up_says_so(profiler: StepProfiler, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_ends_in_the_warm_up_is_a_warning(profiler: StepProfiler, caplog: pytest.LogCaptureFixture) -> None:
     with profiler.resources, caplog.at_level(logging.WARNING):
         profiler.begin_step(0)
         profiler.finish()
@@ -84,7 +84,7 @@ def test_a_full_disk_does_not_end_the_run(
     profiler.resources.close()
 
 
-def test_bytes_of_an_update() -> None:
+def test_bytes_of_an_update_are_counted() -> None:
     weight = nn.Parameter(torch.zeros(10, 3))
     groups = [{"params": [weight], "lr": 1e-3, "weight_decay": 0.0}]
     optimizer = AdamW(groups, 1e-3, (0.9, 0.95))

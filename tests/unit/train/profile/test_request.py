@@ -1,4 +1,4 @@
-"""Steps of ``--profile``: texts that are understood, texts and runs that are refused."""
+"""Tests of the steps of ``--profile``: valid texts, and texts and runs that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts of spans against values that are known by construction, and interval arithmetic against brute force."""
+"""Tests of accounts of spans, against known values, and of interval arithmetic, against sets of unit cells."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from credit.utils.profiling.phases import Phase
 THREAD = 1
 
 
-def span(name: Phase, start: float, end: float, processor: float = 0.0) -> Span:
+def build_span(name: Phase, start: float, end: float, processor: float = 0.0) -> Span:
     return Span(name, start, end, THREAD, processor)
 
 
-def test_inner_phases_do_not_count_for_outer_ones() -> None:
+def test_time_of_inner_phases_is_not_counted_for_outer_ones() -> None:
     spans = [
-        span(Phase.LOADER, 0, 1, 0.5),
-        span(Phase.FORWARD, 1, 8, 6),
-        span(Phase.COMMUNICATION, 2, 3, 0.1),
-        span(Phase.BACKWARD, 4, 8, 3.5),
-        span(Phase.COMMUNICATION, 5, 7, 0.2),
+        build_span(Phase.LOADER, 0, 1, 0.5),
+        build_span(Phase.FORWARD, 1, 8, 6),
+        build_span(Phase.COMMUNICATION, 2, 3, 0.1),
+        build_span(Phase.BACKWARD, 4, 8, 3.5),
+        build_span(Phase.COMMUNICATION, 5, 7, 0.2),
     ]
     # The order in which spans are recorded does not matter.
     account = compute_phase_times(reversed(spans), [(0, 10)])
@@ -46,11 +46,11 @@ def test_inner_phases_do_not_count_for_outer_ones() -> None:
 
 def test_validation_and_checkpoint_are_not_divided() -> None:
     spans = [
-        span(Phase.VALIDATION, 0, 10),
-        span(Phase.LOADER, 1, 4),
-        span(Phase.COMMUNICATION, 2, 3),
-        span(Phase.CHECKPOINT, 10, 12),
-        span(Phase.COMMUNICATION, 11, 12),
+        build_span(Phase.VALIDATION, 0, 10),
+        build_span(Phase.LOADER, 1, 4),
+        build_span(Phase.COMMUNICATION, 2, 3),
+        build_span(Phase.CHECKPOINT, 10, 12),
+        build_span(Phase.COMMUNICATION, 11, 12),
     ]
     account = compute_phase_times(spans, [(0, 12)])
     assert {name: seconds for name, seconds in account.seconds.items() if seconds} == {
@@ -60,15 +60,19 @@ def test_validation_and_checkpoint_are_not_divided() -> None:
     assert not account.communication
 
 
-def test_only_the_time_inside_of_the_steps_counts() -> None:
-    spans = [span(Phase.LOADER, -1, 1), span(Phase.FORWARD, 3, 7), span(Phase.OPTIMIZER, 9, 12)]
+def test_only_time_inside_of_the_steps_is_counted() -> None:
+    spans = [build_span(Phase.LOADER, -1, 1), build_span(Phase.FORWARD, 3, 7), build_span(Phase.OPTIMIZER, 9, 12)]
     account = compute_phase_times(spans, [(0, 4), (6, 10)])
     assert account.wall == 8
     assert account.seconds == {Phase.LOADER: 1, Phase.FORWARD: 2, Phase.OPTIMIZER: 1}
 
 
-def test_waits_inside_of_waits_count_once() -> None:
-    spans = [span(Phase.BACKWARD, 0, 9), span(Phase.COMMUNICATION, 1, 5), span(Phase.COMMUNICATION, 2, 4)]
+def test_nested_waits_are_counted_once() -> None:
+    spans = [
+        build_span(Phase.BACKWARD, 0, 9),
+        build_span(Phase.COMMUNICATION, 1, 5),
+        build_span(Phase.COMMUNICATION, 2, 4),
+    ]
     account = compute_phase_times(spans, [(0, 10)])
     assert account.seconds == {Phase.BACKWARD: 5, Phase.COMMUNICATION: 4}
     assert account.communication == {Phase.BACKWARD: 4}

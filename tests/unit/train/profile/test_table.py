@@ -1,4 +1,4 @@
-"""Table of a profile: shares, peaks, the slowest rank, and the account as numbers."""
+"""Tests of the table of a profile: shares, peaks, the slowest rank, and the encoding of an account."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def build_steps(**changes: object) -> table.ProfiledSteps:
 SUMMARY = RankSummary([build_account(0.5, 0.38), build_account(0.6, 0.29), build_account(0.4, 0.47)])
 
 
-def test_account_survives_the_way_over_the_ranks() -> None:
+def test_account_can_be_encoded_as_values_and_decoded() -> None:
     account = build_account(0.5, 0.4)
     copy = RankAccount.from_values(account.to_values())
     assert {name: seconds for name, seconds in copy.seconds.items() if seconds} == account.seconds
     assert copy.to_values() == account.to_values()
-    unknown = RankAccount(1.0, {}, {}, MachineRates(1.0, 1.0, None))
-    copy = RankAccount.from_values(unknown.to_values())
+    account_without_bytes = RankAccount(1.0, {}, {}, MachineRates(1.0, 1.0, None))
+    copy = RankAccount.from_values(account_without_bytes.to_values())
     assert copy.sent_bytes is None and copy.rates.collective is None
 
 
@@ -97,7 +97,7 @@ def test_text_of_one_rank_has_no_columns_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("kind", "input_bytes", "output_bytes", "sent"),
     [
-        # Of four ranks: each value is reduced and gathered; each of the others' parts is received; ...
+        # One of four ranks sends 2 * 3/4 of an all-reduce, all of a broadcast, and 3/4 of the larger buffer of others.
         ("all_reduce", 100, 100, 150),
         ("_allgather_base", 100, 400, 300),
         ("reduce_scatter_tensor_coalesced", 400, 100, 300),

@@ -1,4 +1,4 @@
-"""The page on a store holds every channel, says what is wrong, and needs nothing beside it."""
+"""Tests of the report on a store: it shows every channel and all problems, and has no external files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from credit.verify.report.store_report import write_data_report
 
 
 @pytest.fixture
-def conf(tmp_path: Path) -> DataConfig:
+def data_config(tmp_path: Path) -> DataConfig:
     rng = np.random.default_rng(0)
     shape = (60, 8, 16)
     dims = ("time", "latitude", "longitude")
-    # one value is missing
     t2m = rng.normal(288, 9, shape).astype(np.float32)
     rain = rng.gamma(0.3, 2.0, shape).astype(np.float32)
+    # One value is missing.
     t2m[20, 3, 4] = np.nan
     land = (rng.random(shape[1:]) > 0.6).astype(np.float32)
     variables = {
@@ -54,18 +54,18 @@ def conf(tmp_path: Path) -> DataConfig:
     )
 
 
-def test_what_the_page_says(conf: DataConfig) -> None:
+def test_the_report_shows_every_channel_and_all_problems(data_config: DataConfig) -> None:
     with pytest.raises(DataError, match="run credit preprocess"):
-        write_data_report(conf)
-    write_training_store(conf)
-    # earlier versions took units as they were
-    description = Path(conf.store) / "zarr.json"
+        write_data_report(data_config)
+    write_training_store(data_config)
+    # Earlier versions stored units without a check, so a store may have wrong ones.
+    description = Path(data_config.store) / "zarr.json"
     description.write_text(description.read_text().replace('"units": "K"', '"units": "degC"'))
-    page = write_data_report(conf)
+    page = write_data_report(data_config)
     assert page.name == "store.zarr.report.html"
     assert not list(page.parent.glob("*.part"))
     text = page.read_text(encoding="utf-8")
-    pictures = [base64.b64decode(one) for one in re.findall(r'base64,([^"]+)"', text)]
+    pictures = [base64.b64decode(encoded_picture) for encoded_picture in re.findall(r'base64,([^"]+)"', text)]
     assert len(pictures) == 3
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
     assert "2000-01-06T00:00 was left out: t2m" in text

@@ -1,4 +1,4 @@
-"""The baselines' sums against plain float64 averages of their fields."""
+"""Tests of the scores of baselines, against plain float64 averages of their fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit.verify.statistics.error_moments import BaselineState, ReferenceField
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
-# regions that begin in the middle of a row
+# Some regions begin in the middle of a row of this grid.
 GRID = make_grid(181, 360, poles=True)
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "v10", "sst"]}}, [500.0]).output
 MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
@@ -25,8 +25,8 @@ WEIGHTS = region_weights(GRID, {name: REGIONS[name] for name in ("global", "euro
 DAMPING = np.array([0.9, 0.0, 1e-7, 0.4])
 
 
-def _fields() -> dict[str, np.ndarray]:
-    """Return truth and climatology of two times, float32, missing where masked; anomalies are small beside means."""
+def _draw_fields() -> dict[str, np.ndarray]:
+    """Return float32 truth and climatology at two times, NaN in masked cells; anomalies are much smaller than means."""
     rng = np.random.default_rng(1)
     mean = np.array([5e4, 3.0, -2.0, 290.0])
     size = np.array([500.0, 8.0, 6.0, 2.0])
@@ -39,7 +39,7 @@ def _fields() -> dict[str, np.ndarray]:
     return fields
 
 
-def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
+def _compute_statistics(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
     means = AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
     sums = {name: DeterministicStatistics.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
@@ -53,72 +53,73 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-6), (np.float64, 1e-9)])
 @pytest.mark.parametrize("scale", [1.0, 1e18, 1e-25])
 def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
-    """Also of fields whose squares float32 cannot hold."""
-    fields = {name: field.astype(dtype) * dtype(scale) for name, field in _fields().items()}
+    """Squares of some fields exceed the range of float32."""
+    fields = {name: field.astype(dtype) * dtype(scale) for name, field in _draw_fields().items()}
     anomaly = (fields["start"] - fields["normal_start"]).astype(np.float64)
     start, _, truth, normal = (field.astype(np.float64) for field in fields.values())
     damped = DAMPING[:, None, None] * anomaly
-    of = build_baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
-    for name, sums in _sums(fields).items():
-        error = of[name] - truth
-        true = truth - normal
-        forecast_anomaly = damped if name == "damped_persistence" else of[name] - normal
+    fields_by_baseline = build_baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
+    for name, sums in _compute_statistics(fields).items():
+        error = fields_by_baseline[name] - truth
+        truth_anomaly = truth - normal
+        forecast_anomaly = damped if name == "damped_persistence" else fields_by_baseline[name] - normal
         planes = {
             "error": error, "absolute_error": np.abs(error), "squared_error": error**2,
-            "forecast_variance": forecast_anomaly**2, "truth_variance": true**2, "covariance": forecast_anomaly * true,
+            "forecast_variance": forecast_anomaly**2, "truth_variance": truth_anomaly**2,
+            "covariance": forecast_anomaly * truth_anomaly,
         }  # fmt: skip
         for plane, values in planes.items():
-            for channel, hidden in enumerate((False, False, False, MASK)):
-                weights = np.where(hidden, 0.0, WEIGHTS)
+            for channel, mask in enumerate((False, False, False, MASK)):
+                weights = np.where(mask, 0.0, WEIGHTS)
                 expected = [np.average(np.nan_to_num(values[channel]), weights=weight) for weight in weights]
                 mean = getattr(sums, plane)[0, 0, channel]
-                # a mean of values of both signs may be next to nothing
+                # The mean of values of both signs may be close to 0.
                 atol = 0.02 * rtol * np.nanstd(values[channel]) + 1e-300
                 message = f"{name} {plane} {channel}"
                 np.testing.assert_allclose(mean, expected, rtol=rtol, atol=atol, err_msg=message)
         u = error[1]
         v = error[2]
-        lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
+        lengths = np.hypot(fields_by_baseline[name][1], fields_by_baseline[name][2]) - np.hypot(truth[1], truth[2])
         for plane, values in (("absolute_error", np.hypot(u, v)), ("error", lengths)):
             expected = [np.average(values, weights=weight) for weight in WEIGHTS]
             mean = getattr(sums, plane)[0, 0, 4]
-            # the error of the length is the difference of two mean lengths
+            # The error of the length is the difference of two mean lengths.
             atol = 0.02 * rtol * np.hypot(truth[1], truth[2]).mean()
             np.testing.assert_allclose(mean, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
         np.testing.assert_allclose(
             sums.squared_error[0, 0, 4], sums.squared_error[0, 0, [1, 2]].sum(axis=0), rtol=1e-12
         )
-    assert (_sums(fields)["climatology"].forecast_variance == 0).all()
+    assert (_compute_statistics(fields)["climatology"].forecast_variance == 0).all()
 
 
 @pytest.mark.parametrize("held", [None, 2, 1])
 def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of training times with a gap, and of a lead time that only two pairs have; where memory holds few anomalies."""
+    """Training times have a gap, one lead time has only two pairs, and memory may be limited to `held` anomalies."""
     grid = make_grid(8, 16)
     rng = np.random.default_rng(4)
     weights = grid.area_weights()
     mask = rng.random(grid.shape) < 0.3
     times = np.delete(360 * np.arange(30), 11)
     fields = {minutes: rng.standard_normal((4, *grid.shape)).astype(np.float32) for minutes in times.tolist()}
-    for minutes, before in zip(times[1:].tolist(), times.tolist(), strict=False):
-        fields[minutes] += np.float32(0.9) * fields[before]
+    for minutes, previous_time in zip(times[1:].tolist(), times.tolist(), strict=False):
+        fields[minutes] += np.float32(0.9) * fields[previous_time]
         fields[minutes][3, mask] = np.nan
     normal = (0.1 * rng.standard_normal((4, *grid.shape))).astype(np.float32)
     means = AreaMean(CHANNELS, {"sst": mask}, weights[None])
     leads = np.array([360, 1080, 9000])
     train = Split("train", 720, 28 * 360)
-    asked = []
+    times_read = []
 
     def read(minutes: int) -> np.ndarray:
-        asked.append(minutes)
+        times_read.append(minutes)
         return fields[minutes]
 
     if held is not None:
         monkeypatch.setattr(baselines, "_ANOMALY_BYTES", held * normal.nbytes)
     damping = fit_damping(read, times, lambda _: normal, train, leads, means)
-    inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
+    train_times = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
     for row, lead in enumerate(leads.tolist()):
-        pairs = [(fields[t] - normal, fields[t + lead] - normal) for t in inside if t + lead in inside]
+        pairs = [(fields[t] - normal, fields[t + lead] - normal) for t in train_times if t + lead in train_times]
         product, square = (
             sum(
                 (np.nan_to_num(first * other).astype(np.float64) * weights).sum(axis=(1, 2))
@@ -127,20 +128,20 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
             for pairs_of_sum in (pairs, [(first, first) for first, _ in pairs])
         )
         np.testing.assert_allclose(damping[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
-    assert (len(asked) == len(set(asked))) == (held is None)
+    assert (len(times_read) == len(set(times_read))) == (held is None)
     assert damping[0].min() > 0.2
     assert len(pairs) == 2
 
 
-def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
-    """Ranks that share the training data end as many pairs at a time as their share has."""
+def test_products_do_not_depend_on_their_number_in_a_call() -> None:
+    """The number of pairs that end at a time depends on the share of the training data that a rank has."""
     means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
-    fields = _fields()
+    fields = _draw_fields()
     reference = ReferenceFields(fields["truth"], fields["normal"])
     fit = baselines._AnomalyProducts(lambda minutes: None, lambda minutes: None, set(), [], means)
-    firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
-    together = fit._average_products_at(firsts, reference)
-    separately = [fit._average_products_at([first], reference)[0] for first in firsts]
+    first_anomalies = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
+    together = fit._average_products_at(first_anomalies, reference)
+    separately = [fit._average_products_at([first_anomaly], reference)[0] for first_anomaly in first_anomalies]
     np.testing.assert_array_equal(together, separately)
 
 
@@ -149,7 +150,7 @@ def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
     [("truth", "later truth"), ("normal", "later climatology"), ("start", "truth"), ("normal_start", "climatology")],
 )
 def test_a_missing_value_is_an_error(which: str, named: str) -> None:
-    fields = _fields()
+    fields = _draw_fields()
     fields[which][1, 90, 180] = np.inf
     with pytest.raises(DataError, match=f"^{named}: u10 is not finite outside its mask"):
-        _sums(fields)
+        _compute_statistics(fields)

@@ -1,4 +1,4 @@
-"""Spherical-harmonic power against analytic harmonics, Parseval and SciPy."""
+"""Tests of spherical-harmonic power, against analytic harmonics, Parseval's theorem and SciPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credit.verify.scores.spectra import SphericalSpectrum
 from tests.unit.analytic_reader import make_grid
 
 
-def _gaussian(rows: int) -> LatLonGrid:
+def _make_gaussian_grid(rows: int) -> LatLonGrid:
     sine, _ = np.polynomial.legendre.leggauss(rows)
     return LatLonGrid.from_coords(np.rad2deg(np.arcsin(sine)), np.arange(2 * rows) * 180.0 / rows)[0]
 
@@ -20,27 +20,27 @@ GRIDS = {
     "32 x 64": make_grid(32, 64),
     "61 x 120 with poles": make_grid(61, 120, poles=True),
     "181 x 360 with poles": make_grid(181, 360, poles=True),
-    "Gaussian 48 x 96": _gaussian(48),
+    "Gaussian 48 x 96": _make_gaussian_grid(48),
 }
 
 
-def _harmonic(grid: LatLonGrid, degree: int, order: int, phase: float = 0.3) -> np.ndarray:
-    """A real harmonic whose square has mean 1."""
+def _build_harmonic(grid: LatLonGrid, degree: int, order: int, phase: float = 0.3) -> np.ndarray:
+    """Return a real harmonic with a mean square of 1."""
     table = compute_legendre(degree, order, np.sin(np.deg2rad(grid.lat)))[-1]
     wave = np.cos(order * np.deg2rad(grid.lon) + phase) * np.sqrt(2.0) if order else np.ones(len(grid.lon))
     return table[:, None] * wave
 
 
-def test_only_resolved_wavenumbers() -> None:
+def test_the_highest_wavenumber_is_resolved() -> None:
     assert max_wavenumber(GRIDS["32 x 64"]) == 21
     assert max_wavenumber(GRIDS["181 x 360 with poles"]) == 120
 
 
-def test_what_the_fields_own_grid_does_not_resolve_is_left_out() -> None:
-    """Cells of a coarse grid are steps on a fine one, with power at wavenumbers that the field does not have."""
+def test_wavenumbers_that_the_source_grid_does_not_resolve_are_omitted() -> None:
+    """Cells of a coarse grid become steps on a fine one, which add power at wavenumbers that the field lacks."""
     coarse = make_grid(32, 64)
     fine = make_grid(96, 192)
-    steps = np.kron(_harmonic(coarse, 15, 6), np.ones((3, 3)))
+    steps = np.kron(_build_harmonic(coarse, 15, 6), np.ones((3, 3)))
     full_spectrum, cut_spectrum = (
         SphericalSpectrum(fine),
         SphericalSpectrum(fine, [coarse, make_grid(181, 360, poles=True)]),
@@ -61,7 +61,7 @@ def test_the_quadrature_is_exact_on_the_grids_own_rows(grid: LatLonGrid) -> None
         assert abs(weights @ sine ** (degree + 1)) < 1e-12
 
 
-def test_on_a_gaussian_grid_it_is_gausss() -> None:
+def test_quadrature_of_a_gaussian_grid_has_gauss_legendre_weights() -> None:
     np.testing.assert_allclose(
         compute_quadrature_weights(GRIDS["Gaussian 48 x 96"]), np.polynomial.legendre.leggauss(48)[1]
     )
@@ -82,18 +82,18 @@ def test_a_harmonic_has_its_power_at_its_wavenumber(grid: LatLonGrid) -> None:
     spectrum = SphericalSpectrum(grid)
     highest = int(spectrum.wavenumbers[-1])
     for degree, order in ((0, 0), (1, 1), (5, 0), (6, 3), (highest, 0), (highest, highest // 2), (highest, highest)):
-        power = spectrum.power(3.0 * _harmonic(grid, degree, order))
+        power = spectrum.power(3.0 * _build_harmonic(grid, degree, order))
         expected = np.where(spectrum.wavenumbers == degree, 9.0, 0.0)
         np.testing.assert_allclose(power, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_parseval(grid: LatLonGrid) -> None:
-    """The powers add up to the mean square, which a quadrature of twice the degree gives."""
+def test_powers_add_up_to_the_mean_square(grid: LatLonGrid) -> None:
+    """By Parseval's theorem, the mean square is the sum of the squared amplitudes."""
     spectrum = SphericalSpectrum(grid)
     rng = np.random.default_rng(2)
     pairs = [(degree, order) for degree in spectrum.wavenumbers[::3] for order in range(0, degree + 1, 2)]
     amplitudes = {pair: rng.standard_normal() for pair in pairs}
-    field = sum(a * _harmonic(grid, *pair, phase=pair[0]) for pair, a in amplitudes.items())
+    field = sum(a * _build_harmonic(grid, *pair, phase=pair[0]) for pair, a in amplitudes.items())
     assert spectrum.power(field).sum() == pytest.approx(sum(a**2 for a in amplitudes.values()), rel=1e-9)
     assert spectrum.power(np.stack([field, 2 * field]))[1] == pytest.approx(4 * spectrum.power(field))

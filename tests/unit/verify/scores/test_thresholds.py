@@ -1,4 +1,4 @@
-"""Thresholds and climatological probabilities of the training period, and what cannot be scored."""
+"""Tests of thresholds and climatological probabilities of the training period, and of wrong events."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("tp", "tp", None,
 ATTRIBUTES = {"t2m": {"units": "K"}, "tp": {"units": "m", "temporal": "accumulate"}}
 
 
-def make_climate(by_hour: bool = False, field_bytes: int = 8) -> ClimatologicalSample:
-    """Return a climate whose only cell has its own time as value."""
+def make_sample(by_hour: bool = False, field_bytes: int = 8) -> ClimatologicalSample:
+    """Return a sample of one cell, whose value is the time in minutes."""
     return ClimatologicalSample(lambda t: np.array([[float(t)]]), TIMES, TRAIN, CALENDAR, by_hour, field_bytes)
 
 
@@ -42,8 +42,8 @@ def make_event(**limit: float) -> Event:
 
 
 def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
-    climate = make_climate()
-    times = climate.season_times(climate.season_of(MARCH))
+    sample = make_sample()
+    times = sample.season_times(sample.season_of(MARCH))
     dates = [CALENDAR.datetime(t) for t in times.tolist()]
     assert 60 <= len(times) <= 75
     assert times.min() >= TRAIN.first
@@ -55,34 +55,34 @@ def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
     assert {date.year for date in dates} == set(range(1990, 2000))
     by_hour = [sum(date.hour == hour for date in dates) for hour in (0, 6, 12, 18)]
     assert min(by_hour) >= 10
-    fields = climate.read_season(climate.season_of(MARCH))
+    fields = sample.read_season(sample.season_of(MARCH))
     np.testing.assert_array_equal(fields, times.astype(np.float32)[None, :, None])
 
 
 def test_a_season_goes_across_the_new_year() -> None:
-    climate = make_climate()
-    times = climate.season_times(climate.season_of(CALENDAR.parse("2000-12-30")))
+    sample = make_sample()
+    times = sample.season_times(sample.season_of(CALENDAR.parse("2000-12-30")))
     assert {CALENDAR.datetime(t).month for t in times.tolist()} == {11, 12, 1}
     assert 60 <= len(times) <= 75
-    assert climate.smallest_season(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
+    assert sample.smallest_season(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
 
 
-def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
-    climate = make_climate(by_hour=True)
-    times = climate.season_times(climate.season_of(MARCH))
+def test_seasons_of_one_hour_have_as_many_times() -> None:
+    sample = make_sample(by_hour=True)
+    times = sample.season_times(sample.season_of(MARCH))
     assert 60 <= len(times) <= 75
     assert {t % 1440 for t in times.tolist()} == {360}
 
 
 def test_large_fields_have_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(climate_module, "_CACHE_BYTES", 40 * 1000)
-    climate = make_climate(field_bytes=1000)
-    assert len(climate.season_times(climate.season_of(MARCH))) == 40
+    sample = make_sample(field_bytes=1000)
+    assert len(sample.season_times(sample.season_of(MARCH))) == 40
 
 
 @pytest.mark.parametrize("count", [40, 99, 400])
-def test_limits_of_a_known_distribution(count: int) -> None:
-    """Of the numbers 1 to n the quantile q is 1 + q (n - 1); above it lies 1 - q of them, to a number."""
+def test_thresholds_of_a_known_distribution(count: int) -> None:
+    """The quantile q of the numbers 1 to n is 1 + q (n - 1); a share of 1 - q lies above it, to one number."""
     values = np.random.default_rng(0).permuted(np.arange(1.0, count + 1)[:, None] * np.ones(3), axis=0)
     for side, sign, share in (("above", 1, 0.1), ("below", -1, 0.9)):
         threshold, probability = compute_event_threshold(
@@ -94,11 +94,11 @@ def test_limits_of_a_known_distribution(count: int) -> None:
     assert threshold.tolist() == [-11.0]
     assert probability.tolist() == [10 / count] * 3
     dry = compute_event_threshold(make_event(above_quantile=0.5), np.zeros((count, 2)))
-    assert dry[1].tolist() == [0.0, 0.0]  # nothing lies above a median that most values have
+    assert dry[1].tolist() == [0.0, 0.0]  # No value is above the median, because all are equal.
 
 
 @pytest.mark.parametrize("limit", [0.1, 273.15, 0.3])
-def test_a_value_that_was_rounded_to_the_limit_is_not_beyond_it(limit: float) -> None:
+def test_a_value_equal_to_the_rounded_limit_is_not_beyond_it(limit: float) -> None:
     """Fields are float32, in which 0.1 is a little more and 273.15 a little less than in float64."""
     values = np.array([[limit]], dtype=np.float32)
     for event in (make_event(above=limit), make_event(below=limit)):
@@ -108,7 +108,7 @@ def test_a_value_that_was_rounded_to_the_limit_is_not_beyond_it(limit: float) ->
     assert make_event(above=limit).definition == f"x above {limit:g} K"
 
 
-def test_dry_and_heavy_are_numpys_quantiles() -> None:
+def test_seeps_thresholds_equal_quantiles_of_numpy() -> None:
     rng = np.random.default_rng(1)
     values = np.maximum(rng.gamma(0.7, 4.0, (90, 50)) - rng.uniform(0, 4, 50), 0.0)
     values[:, 0] = 0.0
@@ -124,23 +124,25 @@ def test_dry_and_heavy_are_numpys_quantiles() -> None:
     assert heavy[1] == 3.0
 
 
-def test_which_channels_are_precipitation() -> None:
+def test_precipitation_channels_are_found_by_unit_and_name() -> None:
     assert find_precipitation_channels(None, CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
-    rate = {"tp": {"units": "mm"}}
-    by_name = {"t2m": {"units": "kg m-2", "temporal": "accumulate", "standard_name": "precipitation_amount"}} | rate
-    assert find_precipitation_channels(None, CHANNELS, by_name) == [Precipitation(0, 1.0)]
+    mean_attributes = {"tp": {"units": "mm"}}
+    attributes_with_standard_name = {
+        "t2m": {"units": "kg m-2", "temporal": "accumulate", "standard_name": "precipitation_amount"}
+    } | mean_attributes
+    assert find_precipitation_channels(None, CHANNELS, attributes_with_standard_name) == [Precipitation(0, 1.0)]
     assert find_precipitation_channels([], CHANNELS, ATTRIBUTES) == []
     assert find_precipitation_channels(["tp"], CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
     for requested, attributes, message in (
         ("tpp", ATTRIBUTES, 'verification.seeps: "tpp" is not scored; did you mean "tp"?'),
-        ("tp", rate, "tp is not a sum over the step .data.variable_options.tp.temporal"),
+        ("tp", mean_attributes, "tp is not a sum over the step .data.variable_options.tp.temporal"),
         ("tp", {"tp": {"units": "K", "temporal": "accumulate"}}, 'tp is in "K", but SEEPS needs one of mm'),
     ):
         with pytest.raises(ConfigError, match=message):
             find_precipitation_channels([requested], CHANNELS, attributes)
 
 
-def test_an_event_of_a_channel_that_is_not_scored() -> None:
+def test_an_event_of_a_channel_that_is_not_scored_is_refused() -> None:
     conf = {"warm": EventConfig(channel="t2n", above=300)}
     with pytest.raises(ConfigError, match='events.warm.channel: "t2n" is not scored; did you mean "t2m"?'):
         build_events(conf, CHANNELS, ATTRIBUTES)
@@ -159,11 +161,11 @@ def test_an_event_of_a_channel_that_is_not_scored() -> None:
         ({"over": 1.0}, "over"),
     ],
 )
-def test_limits_that_are_none(tmp_path: Path, event: dict[str, float], message: str) -> None:
+def test_wrong_limits_of_events_are_refused(tmp_path: Path, event: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_config(tmp_path, events={"e": {"channel": "t2m", **event}})
 
 
-def test_names_of_events_are_plain(tmp_path: Path) -> None:
+def test_event_names_with_spaces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='events: "heavy rain" becomes part of the names of scores'):
         make_config(tmp_path, events={"heavy rain": {"channel": "tp", "above": 10}})

@@ -1,4 +1,4 @@
-"""Adjusted p-values: gaps do not count as tests."""
+"""Tests of adjusted p-values: missing values do not count as tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model against its opponents, on errors that are made."""
+"""Tests of the comparison of the model with opponents, on random errors."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ CASES = 200
 DAILY = np.arange(CASES) * DAY
 
 
-def squares(sizes: np.ndarray, seed: int = 0, common: np.ndarray | float = 1.0) -> np.ndarray:
-    """Return squared errors of daily cases with the means `sizes` (X,), the same at two leads."""
+def draw_squared_errors(sizes: np.ndarray, seed: int = 0, common: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return squared errors of daily cases with the means `sizes` (X,), which are equal at two lead times."""
     return sizes[:, None] * np.random.default_rng(seed).gamma(4.0, 0.25, (CASES, 2, len(sizes), 1)) * common
 
 
-def judged(model: np.ndarray, rivals: list, leads: np.ndarray = LEADS) -> dict[str, np.ndarray]:
-    """Return what is found of root-mean-square errors, as the only scorecard."""
+def compare_and_adjust(model: np.ndarray, rivals: list, leads: np.ndarray = LEADS) -> dict[str, np.ndarray]:
+    """Return the comparison of root-mean-square errors, adjusted as one scorecard."""
     results = compare_with_best_opponent(DAILY, model, rivals, leads, power=0.5)
     blocks = np.array([[count_blocks(DAILY, lead) for lead in leads.tolist()]])
-    (verdict,) = adjust_scorecard([results["p_value"][None, None]], blocks)
-    return results | {name: values[0, 0] for name, values in verdict.items()}
+    (adjusted_values,) = adjust_scorecard([results["p_value"][None, None]], blocks)
+    return results | {name: values[0, 0] for name, values in adjusted_values.items()}
 
 
 def test_the_best_opponent_is_chosen_score_by_score() -> None:
-    model = squares(np.array([1.0, 1.0, 1.0]))
-    rivals = [(squares(np.array([4.0, 2.0, 9.0]), seed=1), [0, 1, 2]), (squares(np.array([2.0, 4.0]), seed=2), [0, 1])]
-    results = judged(model, rivals)
+    model = draw_squared_errors(np.array([1.0, 1.0, 1.0]))
+    rivals = [
+        (draw_squared_errors(np.array([4.0, 2.0, 9.0]), seed=1), [0, 1, 2]),
+        (draw_squared_errors(np.array([2.0, 4.0]), seed=2), [0, 1]),
+    ]
+    results = compare_and_adjust(model, rivals)
     best = [rivals[1][0][:, :, 0], rivals[0][0][:, :, 1], rivals[0][0][:, :, 2]]
     for row, opponent in enumerate(best):
         expected = np.sqrt(model[:, :, row].mean(0) / opponent.mean(0)) - 1
@@ -58,9 +61,9 @@ def test_the_best_opponent_is_chosen_score_by_score() -> None:
 
 
 def test_the_interval_of_a_difference_is_relative_to_the_opponent() -> None:
-    """On 40 blocks of 5 days, against Student's t of the block means, of a mean and of a root of a mean."""
-    model = squares(np.array([0.9]))
-    rival = squares(np.array([1.0]), seed=1)
+    """Compare with Student's t of the means of 40 blocks of 5 days, for a mean and for the root of a mean."""
+    model = draw_squared_errors(np.array([0.9]))
+    rival = draw_squared_errors(np.array([1.0]), seed=1)
     block_means = (model - rival)[:, 0, 0, 0].reshape(40, 5).mean(axis=1)
     r = max(np.corrcoef(block_means[1:], block_means[:-1])[0, 1], 0.0)
     half_width = stats.t.ppf(0.975, 39) * stats.sem(block_means) * np.sqrt((1 + r) / (1 - r))
@@ -71,51 +74,53 @@ def test_the_interval_of_a_difference_is_relative_to_the_opponent() -> None:
             assert results[name].item() == pytest.approx(expected, abs=2e-3)
 
 
-def test_an_interval_that_reaches_below_a_score_of_0_has_an_end() -> None:
-    model = squares(np.array([1.0]))
-    rival = squares(np.array([1.0]), seed=1)
+def test_an_interval_ends_at_a_score_of_0() -> None:
+    model = draw_squared_errors(np.array([1.0]))
+    rival = draw_squared_errors(np.array([1.0]), seed=1)
     model[0] = 1e3
     results = compare_with_best_opponent(DAILY, model, [(rival, [0])], LEADS[:1], power=0.5)
     assert results["difference_low"].item() == -1.0
     assert results["difference_high"].item() > results["difference"].item()
 
 
-def test_pairing_sees_what_is_common_to_both() -> None:
-    """Weather makes both errors large or small; a difference of 2 % shows all the same."""
+def test_pairing_removes_variations_that_both_errors_share() -> None:
+    """The weather makes both errors large or small; a difference of 2 % is significant nevertheless."""
     weather = np.exp(np.random.default_rng(7).standard_normal((200, 2, 1, 1)))
-    model = squares(np.array([0.96]), common=weather)
-    rival = squares(np.array([1.0]), common=weather)  # the same noise, too
-    assert judged(model, [(rival, [0])])["significant"][0, 0]
+    model = draw_squared_errors(np.array([0.96]), common=weather)
+    rival = draw_squared_errors(np.array([1.0]), common=weather)  # The noise is the same, too, because the seed is.
+    assert compare_and_adjust(model, [(rival, [0])])["significant"][0, 0]
     other_weather = weather[::-1]
-    rival = squares(np.array([1.0]), common=other_weather)
-    assert not judged(model, [(rival, [0])])["significant"][0, 0]
+    rival = draw_squared_errors(np.array([1.0]), common=other_weather)
+    assert not compare_and_adjust(model, [(rival, [0])])["significant"][0, 0]
 
 
-def test_few_discoveries_are_false() -> None:
-    """Of 400 equal scores, uncorrected tests would call some 20 different."""
-    results = judged(squares(np.ones(400)), [(squares(np.ones(400), seed=1), range(400))], LEADS[:1])
+def test_the_false_discovery_rate_is_controlled() -> None:
+    """Uncorrected tests find differences in about 20 of 400 equal scores."""
+    results = compare_and_adjust(
+        draw_squared_errors(np.ones(400)), [(draw_squared_errors(np.ones(400), seed=1), range(400))], LEADS[:1]
+    )
     assert (results["p_value"] < 0.05).sum() > 8
     assert not results["significant"].any()
 
 
 def test_rows_without_an_opponent_have_no_comparison() -> None:
-    results = judged(squares(np.ones(2)), [(squares(np.ones(1), seed=1), [1])])
+    results = compare_and_adjust(draw_squared_errors(np.ones(2)), [(draw_squared_errors(np.ones(1), seed=1), [1])])
     assert all(np.isnan(results[name][0]).all() for name in ("difference", "p_value", "n_eff", "p_adjusted"))
     assert not results["significant"][0].any()
     assert np.isfinite(results["p_value"][1]).all()
-    same = judged(squares(np.ones(2)), [(squares(np.ones(2)), [0, 1])])
-    assert (same["difference"] == 0).all()
-    assert (same["p_value"] == 1).all()
+    equal_results = compare_and_adjust(draw_squared_errors(np.ones(2)), [(draw_squared_errors(np.ones(2)), [0, 1])])
+    assert (equal_results["difference"] == 0).all()
+    assert (equal_results["p_value"] == 1).all()
 
 
-def test_every_reference_and_season() -> None:
+def test_every_reference_and_season_is_compared() -> None:
     names = ("model", "old", "persistence", "damped_persistence", "climatology")
     assert opponents_by_reference(names) == {
         "best_baseline": ("persistence", "damped_persistence", "climatology"), "old": ("old",)
     }  # fmt: skip
     sums = {}
     for number, name in enumerate(names):
-        squared_errors = squares(np.full(2, 1.0 + number), seed=number)
+        squared_errors = draw_squared_errors(np.full(2, 1.0 + number), seed=number)
         sums[name] = (
             DeterministicStatistics(DAILY, *(squared_errors for _ in DeterministicStatistics.array_names())),
             [0, 1],
@@ -126,17 +131,17 @@ def test_every_reference_and_season() -> None:
         sums, seasons, LEADS, lambda cases, chosen: cases.squared_error[chosen], power=0.5
     )
     assert results["p_value"].shape == (2, 2, 2, 2, 1)
-    part = compare_with_best_opponent(
+    winter_results = compare_with_best_opponent(
         DAILY[winter], sums["model"][0].squared_error[winter], [(sums["old"][0].squared_error[winter], [0, 1])], LEADS
     )
-    np.testing.assert_array_equal(results["p_value"][1, 1], part["p_value"])
+    np.testing.assert_array_equal(results["p_value"][1, 1], winter_results["p_value"])
     assert results["difference"][1, 0] == pytest.approx(np.sqrt(1 / 2) - 1, abs=0.05)
 
 
-def test_one_scorecard_of_several_scores() -> None:
-    """Of 60 equal pairs and 20 that differ the same are found, whether one set of tests has them or two."""
-    model = squares(np.ones(80))
-    rival = squares(np.concatenate([np.ones(60), np.full(20, 2.0)]), seed=1)
+def test_several_scores_are_adjusted_as_one_scorecard() -> None:
+    """The result for 60 equal and 20 different pairs is the same for one array of tests and for two."""
+    model = draw_squared_errors(np.ones(80))
+    rival = draw_squared_errors(np.concatenate([np.ones(60), np.full(20, 2.0)]), seed=1)
     p = compare_with_best_opponent(DAILY, model, [(rival, range(80))], LEADS)["p_value"][None, None]
     blocks = np.array([[40, 16]])
     (scorecard,) = adjust_scorecard([p], blocks)
@@ -149,8 +154,8 @@ def test_one_scorecard_of_several_scores() -> None:
     np.testing.assert_allclose(scorecard["p_adjusted"][0, 0, :, 0, 0], expected, rtol=1e-12)
 
 
-def test_a_p_value_is_scipys() -> None:
-    """Of a case every ten days, blocks of one case that alternate: Student's t test of a pair, no more."""
+def test_p_value_equals_scipys_paired_t_test() -> None:
+    """With a case every ten days and alternating differences, the test is Student's t test for paired samples."""
     initial = np.arange(30) * 10 * DAY
     rng = np.random.default_rng(0)
     model, rival = (
@@ -163,9 +168,7 @@ def test_a_p_value_is_scipys() -> None:
 
 
 @pytest.mark.parametrize("name", [*RESERVED_NAMES, "Climatology", "damped persistence"])
-def test_no_other_forecast_is_scored_under_a_name_of_ours(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_reserved_forecast_names_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(
         ConfigError,
         match=rf'verification.*other_forecasts: "{name}" is reserved .* choose a different name',

@@ -1,4 +1,4 @@
-"""Compiled sums are the same to the last bit in the process that compiles them and in those that load them."""
+"""Tests that compiled sums are equal to the last bit in the process that compiles and in one that loads them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import pytest
 from credit.verify.statistics import ensemble_kernels, kernels
 
 REPOSITORY = Path(__file__).parents[4]
-CELLS, MEMBERS = 2500, 5  # more than one block, and a rest that fills no vector of the processor
+# The cells fill more than one block, and a remainder that does not fill a vector register.
+CELLS, MEMBERS = 2500, 5
 
 
 def compute_sums() -> dict[str, np.ndarray]:
-    """Return the results of every compiled function, of random fields of two channels that make a vector."""
+    """Return the result of every compiled function for random fields of two channels, which form a vector."""
     random = np.random.default_rng(7)
     truth, climatology, forecast, initial_anomaly = random.normal(3.0, 1.0, (4, 2, CELLS)).astype(np.float32)
     members = random.normal(3.0, 1.0, (MEMBERS, 2, CELLS)).astype(np.float32)
@@ -65,7 +66,7 @@ def print_digests() -> None:
 
 
 @pytest.mark.slow
-def test_code_from_the_cache_adds_up_in_the_order_of_the_code_that_was_compiled(tmp_path: Path) -> None:
+def test_cached_code_computes_equal_sums_to_the_last_bit(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NUMBA_CACHE_DIR": str(tmp_path)}
     code = f"from {__name__} import print_digests; print_digests()"
     digests = []

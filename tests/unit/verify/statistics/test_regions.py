@@ -1,4 +1,4 @@
-"""Regions by cell centres, and what is no region."""
+"""Tests of regions, which select cells by their centres, and of seasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credit.verify.statistics.regions import region_weights, scored_regions
 from credit.verify.statistics.seasons import cases_by_season
 from tests.unit.analytic_reader import make_grid
 
-# of the sphere: sines of the parallels times the share of the circle
+# Northern and southern bound and width in degrees. The area is the difference of sines times the share of the circle.
 AREAS = {
     "global": (90, -90, 360), "tropics": (20, -20, 360), "extratropics_north": (90, 20, 360), "europe": (75, 35, 55),
     "north_america": (60, 25, 45), "north_atlantic": (65, 25, 60), "north_pacific": (60, 25, 85),
@@ -31,7 +31,7 @@ def test_rows_on_an_edge_belong_to_both_sides() -> None:
 
 
 def test_regions_have_their_area_and_place() -> None:
-    """On cells of half a degree, whose edges are the bounds, the cells are the box itself."""
+    """The bounds of regions are edges of cells of half a degree, so the cells cover exactly the region."""
     grid = make_grid(360, 720)
     shifted = type(grid)(grid.lat, grid.lon + 0.25, grid.lat_bounds)
     for name, weight in zip(REGIONS, region_weights(shifted, REGIONS), strict=True):
@@ -46,7 +46,7 @@ def test_regions_have_their_area_and_place() -> None:
     assert columns[columns > 180].min() == 347.75
 
 
-def test_boxes_of_ones_own() -> None:
+def test_boxes_of_a_user_are_regions() -> None:
     conf = VerificationConfig.model_validate(
         {"regions": ["global"], "boxes": {"alps": {"lat": [43, 48], "lon": [-5, 17]}, "band": {"lat": [-5, 5]}}}
     )
@@ -75,7 +75,7 @@ def test_a_region_without_a_cell_is_named() -> None:
         ({"boxes": {"here": {"lon": [-190, 40]}}}, r"\[-190, 40\] is not \[west, east\]"),
     ],
 )
-def test_what_is_no_region(raw: dict, says: str) -> None:
+def test_wrong_regions_are_refused(raw: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         VerificationConfig.model_validate(raw)
 

@@ -1,4 +1,4 @@
-"""Paired tests of Brier scores and SEEPS, against scipy, through the table of scores."""
+"""Tests of the comparison of Brier scores and SEEPS in the table of scores, against scipy."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
 from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 
 DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
-LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three
+LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of one case, and 20 blocks of three cases
 INITIAL = np.arange(CASES) * 8 * DAY
 MEMBERS, FAIR = {"model": 5, "old": 9}, {"model": 0.95, "old": 0.9}  # the others are single forecasts
 SIZES = {"model": 1.0, "old": 1.1, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 1.2}
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m", "tp"]}}, []).output
 
 
-def gamma(size: float, seed: int, rows: int) -> np.ndarray:
+def draw_scores(size: float, seed: int, rows: int) -> np.ndarray:
+    """Draw random scores with the mean `size`, (case, lead, row, region)."""
     shape = CASES, len(LEADS), rows, len(REGIONS)
     return size * np.random.default_rng(seed).gamma(30.0, 1 / 30, shape)
 
 
 @pytest.fixture(scope="module")
 def table_and_scores() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """The table, Brier scores (case, lead, event, region) and penalties by forecast, and the area of the latter.
+    """Table, Brier scores (case, lead, event, region) and SEEPS penalties by forecast, and the area that SEEPS scores.
 
-    The other forecast has no rain; no cell of the third region is scored by SEEPS. Fair Brier
-    scores are `FAIR` times the others.
+    The forecast `old` has no rain, and SEEPS scores no cell of the third region. Fair Brier scores are `FAIR` times
+    the Brier scores.
     """
-    brier = {name: 0.1 * gamma(size, seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
-    brier["model"][:, :, 1] = 0.14  # not better than climatology, 0.12
-    penalty = {name: 0.3 * gamma(size, 10 + seed, 1) for seed, (name, size) in enumerate(SIZES.items())}
+    brier = {name: 0.1 * draw_scores(size, seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
+    brier["model"][:, :, 1] = 0.14  # worse than the 0.12 of the climatology
+    penalty = {name: 0.3 * draw_scores(size, 10 + seed, 1) for seed, (name, size) in enumerate(SIZES.items())}
     area = np.random.default_rng(99).uniform(0.4, 0.6, penalty["model"].shape)
     area[..., 2] = 0.0
     brier["old"][:, :, 1] = np.nan
@@ -58,14 +59,20 @@ def table_and_scores() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.
         penalties *= np.nan if name == "old" else 1.0
         rain[name] = SeepsStatistics(INITIAL, penalties, area * (np.nan if name == "old" else 1.0))
     names = {"warm": (0, 290.0), "wet": (1, 5.0)}
-    kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
-    squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
+    event_definitions = [
+        Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()
+    ]
+    squares = {name: draw_scores(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
     sums = {}
     for name, squared_errors in squares.items():
-        # The events are what is tested: every deterministic statistic is the same array.
+        # Only events are tested, so every deterministic statistic is the same array.
         arrays = [squared_errors] * len(DeterministicStatistics.array_names())
         sums[name] = (DeterministicStatistics(INITIAL, *arrays), [0, 1])
-    facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
+    attributes = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {
+        "n_cases": CASES,
+        "level_units": "hPa",
+        "initial_times": "made up",
+    }
     table = build_table(
         sums,
         TableAxes(
@@ -74,16 +81,16 @@ def table_and_scores() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.
             {"all": np.ones(CASES, dtype=bool), "JJA": np.arange(CASES) % 20 < 5},
             REGIONS,
         ),
-        facts,
+        attributes,
         None,
-        EventResults(kinds, events, [Precipitation(1, 1.0)], rain),
+        EventResults(event_definitions, events, [Precipitation(1, 1.0)], rain),
     )  # fmt: skip
     return table, brier, penalty, area
 
 
-def expected_p(model: np.ndarray, opponent: np.ndarray, lead: int) -> float:
-    """Return the p-value of a paired t test of block means, t shrunk by what their neighbours have in common."""
-    if lead > 0:  # forecasts that overlap in time: blocks of three
+def compute_expected_p_value(model: np.ndarray, opponent: np.ndarray, lead: int) -> float:
+    """Return the p-value of a paired t test of block means; their autocorrelation reduces t."""
+    if lead > 0:  # Forecasts overlap in time, so a block has three cases.
         model = model.reshape(20, 3).mean(axis=1)
         opponent = opponent.reshape(20, 3).mean(axis=1)
     difference = model - opponent
@@ -97,10 +104,12 @@ def expected_p(model: np.ndarray, opponent: np.ndarray, lead: int) -> float:
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize("region", [0, 1])
 @pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
-def test_events(table_and_scores: tuple, lead: int, region: int, reference: str, opponent: str) -> None:
+def test_brier_comparison_equals_scipys_paired_test(
+    table_and_scores: tuple, lead: int, region: int, reference: str, opponent: str
+) -> None:
     table, brier, *_ = table_and_scores
     model, opponent_scores = (brier[name][:, lead, 0, region] for name in ("model", opponent))
-    expected = expected_p(model, opponent_scores, lead)
+    expected = compute_expected_p_value(model, opponent_scores, lead)
     results = [
         table.comparison(f"brier_{name}:warm", "t2m", reference, REGIONS[region])[lead]
         for name in ("p_value", "difference")
@@ -114,14 +123,16 @@ def test_events(table_and_scores: tuple, lead: int, region: int, reference: str,
 
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
-def test_fair_scores_of_events(table_and_scores: tuple, lead: int, reference: str, opponent: str) -> None:
-    """Of the baselines only the climatology has one, which is its Brier score."""
+def test_fair_brier_comparison_equals_scipys_paired_test(
+    table_and_scores: tuple, lead: int, reference: str, opponent: str
+) -> None:
+    """Of the baselines, only the climatology has a fair score, which is its Brier score."""
     table, brier, *_ = table_and_scores
     model, opponent_scores = (brier[name][:, lead, 0, 0] * FAIR.get(name, 1.0) for name in ("model", opponent))
     results = [
         table.comparison(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")
     ]
-    expected = expected_p(model, opponent_scores, lead), model.mean() / opponent_scores.mean() - 1
+    expected = compute_expected_p_value(model, opponent_scores, lead), model.mean() / opponent_scores.mean() - 1
     np.testing.assert_allclose(results, expected, rtol=1e-6, atol=1e-12)
     scores = {
         name: table.scores_by_lead(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")
@@ -136,18 +147,18 @@ def test_fair_scores_of_events(table_and_scores: tuple, lead: int, reference: st
 
 
 @pytest.mark.parametrize("lead", [0, 1])
-def test_seeps(table_and_scores: tuple, lead: int) -> None:
+def test_seeps_comparison_equals_scipys_paired_test(table_and_scores: tuple, lead: int) -> None:
     table, _, penalty, area = table_and_scores
     best = "climatology"
     model, opponent_scores = (penalty[name][:, lead, 0, 0] for name in ("model", best))
-    expected = expected_p(model, opponent_scores, lead)  # the area is the same
+    expected = compute_expected_p_value(model, opponent_scores, lead)  # the scored area is the same for both
     assert table.comparison("seeps_p_value", "tp")[lead] == pytest.approx(expected, rel=1e-6)
     ratio = table.scores_by_lead("model", "tp", "seeps")[lead] / table.scores_by_lead(best, "tp", "seeps")[lead]
     assert table.comparison("seeps_difference", "tp")[lead] == pytest.approx(ratio - 1)
     assert ratio == pytest.approx(model.mean() / opponent_scores.mean())
 
 
-def test_what_cannot_be_compared(table_and_scores: tuple) -> None:
+def test_missing_scores_have_no_comparison(table_and_scores: tuple) -> None:
     data = table_and_scores[0].dataset
     for name in ("p_value", "difference", "n_eff", "p_adjusted"):
         assert np.isnan(data[f"brier_{name}"].sel(reference="old", event="wet")).all()
@@ -172,10 +183,10 @@ def test_one_false_discovery_rate_over_the_scorecard(table_and_scores: tuple) ->
     rows = scorecard_rows(table)
     assert [row.name for row in rows] == ["t2m", "tp", "tp: SEEPS", "warm: Brier score", "wet: Brier score"]
     assert [row.score for row in rows] == ["rmse", "rmse", "seeps", "brier:warm", "brier:wet"]
-    sure = scorecard_values(table, rows, "significant")[0, 0, ..., 0]
-    np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_DISCOVERY_RATE)
+    is_significant = scorecard_values(table, rows, "significant")[0, 0, ..., 0]
+    np.testing.assert_array_equal(is_significant.ravel(), np.concatenate(adjusted).ravel() <= FALSE_DISCOVERY_RATE)
     difference = scorecard_values(table, rows, "difference")[0, 0, ..., 0]
     np.testing.assert_array_equal(difference[3], table.comparison("brier_difference:warm", "t2m"))
-    assert sure[3].all()
+    assert is_significant[3].all()
     assert (difference[3] < 0).all()
     assert (difference[4] > 0).all()

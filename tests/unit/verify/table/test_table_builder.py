@@ -1,4 +1,4 @@
-"""From sums to table, rows and scorecard: three quarters of a year of made-up sums."""
+"""Tests of the table, its files, scorecards and curves, on random statistics of three quarters of a year."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INITIAL = CALENDAR.parse("2001-01-01") + 1440 * np.arange(270)
 LEADS = np.array([360, 1440, 14400])
 CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
 ROWS = TableRows(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
-FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(
+ATTRIBUTES_OF_TABLE = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(
     COMMON_ATTRIBUTES, "x"
 )
 SIZES = {"model": 1.0, "other": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
@@ -37,7 +37,7 @@ REPORT_FOLDER = Path(credit.verify.report.__file__).parent
 
 
 def make_sums(size: float, seed: int, rows: int = 4) -> DeterministicStatistics:
-    """Return sums with squared errors of about `size`, of 2 regions."""
+    """Return statistics of 2 regions with squared errors of about `size`."""
     rng = np.random.default_rng(seed)
     shape = len(INITIAL), len(LEADS), rows, 2
     planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.array_names()}
@@ -47,7 +47,7 @@ def make_sums(size: float, seed: int, rows: int = 4) -> DeterministicStatistics:
 
 @pytest.fixture(scope="module")
 def sums() -> dict[str, tuple[DeterministicStatistics, list[int]]]:
-    """The other forecast has u, v and hence the wind, but no t."""
+    """Statistics of each forecast and its rows; `other` has u, v and thus the wind, but no t."""
     return {
         name: (make_sums(size, seed, 3), [0, 1, 3]) if name == "other" else (make_sums(size, seed), [0, 1, 2, 3])
         for seed, (name, size) in enumerate(SIZES.items())
@@ -57,12 +57,12 @@ def sums() -> dict[str, tuple[DeterministicStatistics, list[int]]]:
 @pytest.fixture(scope="module")
 def table(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> ScoreTable:
     return build_table(
-        sums, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
+        sums, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), ATTRIBUTES_OF_TABLE
     )
 
 
-def many(regions: list[str], rows: int) -> ScoreTable:
-    """Return a table of so many channels in these regions."""
+def build_large_table(regions: list[str], rows: int) -> ScoreTable:
+    """Return a table of as many channels as `rows` in the given regions."""
     initial_times = INITIAL[:30]
     rng = np.random.default_rng(1)
     sums = {}
@@ -71,9 +71,9 @@ def many(regions: list[str], rows: int) -> ScoreTable:
         planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.array_names()]
         sums[name] = DeterministicStatistics(initial_times, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
-    described = TableRows(channels, [], ATTRIBUTES)
+    table_rows = TableRows(channels, [], ATTRIBUTES)
     return build_table(
-        sums, TableAxes(described, LEADS, cases_by_season(initial_times, CALENDAR), regions), FACTS_OF_ALL
+        sums, TableAxes(table_rows, LEADS, cases_by_season(initial_times, CALENDAR), regions), ATTRIBUTES_OF_TABLE
     )
 
 
@@ -83,16 +83,16 @@ def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable
     assert table.dataset["n_blocks"].values.tolist() == [[54, 54, 22], [11, 11, 4], [18, 18, 7], [18, 18, 7], [5, 5, 2]]
     summer_cases = sums["persistence"][0].select(cases_by_season(INITIAL, CALENDAR)["JJA"])
     metrics = summer_cases.metrics()
-    del metrics["crps"]  # is told where there are ensembles
+    del metrics["crps"]  # the table has it only if there are ensembles
     for name, values in metrics.items():
         expected = values[1, 2, 1]
         assert table.score("persistence", "t500", 24, name, "tropics", "JJA") == expected, name
         wind = {"bias": "wind_speed_bias"}.get(name, f"wind_vector_{name}")
-        place = {"forecast": "persistence", "season": "JJA", "lead": 24.0, "region": "tropics"}
-        assert float(table.dataset[wind].sel(**place)[0]) == values[1, 3, 1], wind
+        selection = {"forecast": "persistence", "season": "JJA", "lead": 24.0, "region": "tropics"}
+        assert float(table.dataset[wind].sel(**selection)[0]) == values[1, 3, 1], wind
 
 
-def test_intervals_stand_beside_the_scores(sums: dict, table: ScoreTable) -> None:
+def test_the_table_has_the_intervals_of_scores(sums: dict, table: ScoreTable) -> None:
     expected = confidence_intervals(sums["other"][0], 2, 14400)["mae"][:, 1, 0]
     ends = [table.scores_by_lead("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
     np.testing.assert_array_equal(ends, expected)
@@ -103,20 +103,22 @@ def test_intervals_stand_beside_the_scores(sums: dict, table: ScoreTable) -> Non
     assert np.isnan(table.dataset["rmse"].sel(forecast="other", channel="t500")).all()
 
 
-def test_rows_of_the_file(table: ScoreTable, tmp_path: Path) -> None:
+def test_the_csv_file_has_a_row_for_every_score(table: ScoreTable, tmp_path: Path) -> None:
     table.write(tmp_path)
     with open(tmp_path / "scores.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
-    # forecasts with a row x metrics x leads x regions x seasons; climatology has neither acc nor acc_wb2
+    # Forecasts with a row x metrics x leads x regions x seasons. The climatology has neither acc nor acc_wb2.
     assert len(rows) == (4 + 3 + 4 * 3) * 8 * 3 * 2 * 5 - 4 * 2 * 3 * 2 * 5
-    wanted = {"forecast": "model", "variable": "wind", "region": "tropics", "season": "MAM", "lead_hours": "24"}
-    (row,) = (row for row in rows if wanted.items() <= row.items() and row["metric"] == "wind_vector_rmse")
-    place = {"forecast": "model", "season": "MAM", "lead": 24.0, "region": "tropics"}
+    conditions = {"forecast": "model", "variable": "wind", "region": "tropics", "season": "MAM", "lead_hours": "24"}
+    (row,) = (row for row in rows if conditions.items() <= row.items() and row["metric"] == "wind_vector_rmse")
+    selection = {"forecast": "model", "season": "MAM", "lead": 24.0, "region": "tropics"}
     for column, name in (("value", "rmse"), ("low", "rmse_low"), ("high", "rmse_high")):
-        expected = float(table.dataset[f"wind_vector_{name}"].sel(**place)[0])
+        expected = float(table.dataset[f"wind_vector_{name}"].sel(**selection)[0])
         assert float(row[column]) == pytest.approx(expected, rel=1e-7)
     assert (row["n_cases"], row["n_blocks"], row["units"], row["level"]) == ("92", "18", "m s-1", "500")
-    (row,) = (row for row in rows if wanted.items() <= row.items() and row["metric"] == "wind_vector_activity_ratio")
+    (row,) = (
+        row for row in rows if conditions.items() <= row.items() and row["metric"] == "wind_vector_activity_ratio"
+    )
     assert (row["units"], row["low"]) == ("1", "")
 
 
@@ -135,17 +137,17 @@ def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
 
 
 @pytest.mark.parametrize("reference", ["best_baseline", "other"])
-def test_the_scorecard_hatches_what_is_significant(table: ScoreTable, reference: str) -> None:
+def test_the_scorecard_hatches_significant_differences(table: ScoreTable, reference: str) -> None:
     figure = plot_scorecard(table, reference, table.regions)
     panels = [axis for axis in figure.axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Global", "Tropics"]
     for axis, region in zip(panels, ("global", "tropics"), strict=True):
         mesh, hatched = axis.collections
-        chosen = table.dataset.sel(reference=reference, season="all", region=region)
-        expected = np.concatenate([chosen["rmse_difference"], chosen["wind_rmse_difference"]]) * 100
+        comparison = table.dataset.sel(reference=reference, season="all", region=region)
+        expected = np.concatenate([comparison["rmse_difference"], comparison["wind_rmse_difference"]]) * 100
         np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), expected)
         assert hatched.get_hatch() == "///"
-        assert len(hatched.get_paths()) == int(chosen["significant"].sum() + chosen["wind_significant"].sum())
+        assert len(hatched.get_paths()) == int(comparison["significant"].sum() + comparison["wind_significant"].sum())
     assert [text.get_text() for text in panels[0].get_yticklabels()] == ["u500", "v500", "t500", "wind 500"]
 
 
@@ -161,9 +163,9 @@ def test_the_scorecard_hatches_what_is_significant(table: ScoreTable, reference:
     ],
 )
 def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[int, int]]) -> None:
-    """Of boxes, too; a page is not endless, and all pages have the same colours."""
+    """Boxes of users have panels, too. A page has a limited size, and all pages have the same colour limits."""
     names = ["global", *(f"a_box_of_a_user_with_a_long_name_{number}" for number in range(1, count))]
-    table = many(names, rows)
+    table = build_large_table(names, rows)
     pages = scorecard_pages(table)
     assert [region for page in pages for region in page] == names
     limits = set()
@@ -175,9 +177,9 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
         ]
         assert panels[0].get_gridspec().get_geometry() == (down, across)
         for axis, name in zip(panels, page, strict=True):
-            drawn = np.ma.filled(axis.collections[0].get_array(), np.nan)
+            values_drawn = np.ma.filled(axis.collections[0].get_array(), np.nan)
             expected = table.dataset["rmse_difference"].sel(reference="best_baseline", season="all", region=name)
-            np.testing.assert_array_equal(drawn, expected.values * 100)
+            np.testing.assert_array_equal(values_drawn, expected.values * 100)
             limits.add(axis.collections[0].get_clim())
         FigureCanvasAgg(figure).draw()
         titles = [axis.title.get_window_extent() for axis in panels]
@@ -186,7 +188,7 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
 
 
 def test_scorecards_have_their_files(tmp_path: Path) -> None:
-    captions, paths = zip(*draw_scorecards(many(["global", *"abcde"], 100), tmp_path), strict=True)
+    captions, paths = zip(*draw_scorecards(build_large_table(["global", *"abcde"], 100), tmp_path), strict=True)
     names = ["scorecard.png", "scorecard_page2.png", "scorecard_1.png", "scorecard_1_page2.png"]
     assert [path.name for path in paths] == names
     assert all(path.stat().st_size > 20_000 for path in paths)
@@ -194,11 +196,13 @@ def test_scorecards_have_their_files(tmp_path: Path) -> None:
     assert "against other," in captions[2]
 
 
-def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
+def test_a_title_with_a_long_name_fits_on_the_page(sums: dict) -> None:
     name = "operational_ensemble_of_the_other_centre_at_nine_kilometres"
-    renamed = {name if key == "other" else key: value for key, value in sums.items()}
+    renamed_sums = {name if key == "other" else key: value for key, value in sums.items()}
     renamed_table = build_table(
-        renamed, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
+        renamed_sums,
+        TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]),
+        ATTRIBUTES_OF_TABLE,
     )
     figure = plot_scorecard(renamed_table, name, ["global"])
     FigureCanvasAgg(figure).draw()
@@ -208,21 +212,21 @@ def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     assert box.x1 <= figure.bbox.x1
 
 
-def luminance(rgb: np.ndarray) -> np.ndarray:
+def compute_luminance(rgb: np.ndarray) -> np.ndarray:
     """Return the relative luminance of sRGB colours (..., 3), 0 to 1: WCAG 2.2."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return linear @ [0.2126, 0.7152, 0.0722]
 
 
-def test_hatching_is_read_on_every_colour(table: ScoreTable) -> None:
-    """Black against whatever the scale has: at least 4.5, WCAG 2.2's contrast of small letters."""
+def test_hatching_is_visible_on_every_colour(table: ScoreTable) -> None:
+    """Black has a contrast of at least 4.5 to every colour of the scale, as WCAG 2.2 requires for small text."""
     mesh, hatched = plot_scorecard(table, "best_baseline", ["global"]).axes[0].collections
     assert hatched.get_edgecolor()[0].tolist() == [0, 0, 0, 1]
     colours = np.vstack([mesh.cmap(np.linspace(0, 1, 101)), mesh.cmap(np.ma.masked_all(1))])[:, :3]
-    assert ((luminance(colours) + 0.05) / 0.05).min() > 4.5
+    assert ((compute_luminance(colours) + 0.05) / 0.05).min() > 4.5
 
 
-def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
+def test_the_scorecard_of_the_page_has_the_same_colours(table: ScoreTable) -> None:
     mesh = plot_scorecard(table, "best_baseline", ["global"]).axes[0].collections[0]
     css = (REPORT_FOLDER / "scores.css.j2").read_text()
     for rule, end in (("better", 0.0), ("worse", 1.0)):
@@ -230,13 +234,13 @@ def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
         *rgb, share = re.search(colour, css).groups()
         for strength in (1.0, 0.5):
             over_white = 1 + float(share) * strength * (np.array(rgb, dtype=float) / 255 - 1)
-            drawn = mesh.cmap(0.5 + (end - 0.5) * strength)[:3]
-            np.testing.assert_allclose(drawn, over_white, atol=1.5 / 255, err_msg=rule)
+            drawn_colour = mesh.cmap(0.5 + (end - 0.5) * strength)[:3]
+            np.testing.assert_allclose(drawn_colour, over_white, atol=1.5 / 255, err_msg=rule)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
-def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
-    """At least 3, WCAG 2.2's contrast of graphics, between a line and the cell below it, of the page's own colours."""
+def test_hatching_of_the_page_is_visible_on_every_colour(place: int) -> None:
+    """A line has a contrast of at least 3 to its cell, as WCAG 2.2 requires for graphics, in the page's colours."""
     style, card = ((REPORT_FOLDER / f"{name}.css.j2").read_text() for name in ("style", "scores"))
     *hatch, cover = map(float, re.findall(r"--hatch: rgb\((\d+) (\d+) (\d+) / ([\d.]+)\)", style)[place])
     paper = np.array([int(part, 16) for part in re.findall("..", re.findall("--paper: #(.{6})", style)[place])])
@@ -244,37 +248,39 @@ def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
         for strength in np.linspace(0, float(share), 11):
             cell = paper + strength * (np.array([red, green, blue], dtype=float) - paper)
             line = cell + cover * (np.array(hatch) - cell)
-            low, high = sorted(luminance(np.stack([cell, line]) / 255))
+            low, high = sorted(compute_luminance(np.stack([cell, line]) / 255))
             assert (high + 0.05) / (low + 0.05) > 3, (cell, line)
 
 
 def test_correlations_have_one_axis(table: ScoreTable) -> None:
-    """From 0, or the least that is drawn, so that panels can be compared."""
+    """The axis begins at 0 or at the smallest value, so that panels can be compared."""
     axes = plot_skill(table, table.channels).axes[3:]
     assert {axis.get_ylim() for axis in axes} == {(0.0, 1.005)}
-    below = ScoreTable(table.dataset.copy(deep=True))
-    below.dataset["acc"].values[0, 0, 1, -1, 0] = -0.3
-    axes = plot_skill(below, below.channels).axes[3:]
+    table_with_negative_acc = ScoreTable(table.dataset.copy(deep=True))
+    table_with_negative_acc.dataset["acc"].values[0, 0, 1, -1, 0] = -0.3
+    axes = plot_skill(table_with_negative_acc, table_with_negative_acc.channels).axes[3:]
     assert {axis.get_ylim() for axis in axes} == {(-0.3, 1.005)}
 
 
-def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> None:
-    """The other forecasts lack the first panel's channel, and their names are long."""
+def test_the_legend_names_every_curve_and_fits_in_the_figure(
+    sums: dict[str, tuple[DeterministicStatistics, list[int]]],
+) -> None:
+    """The names of the other forecasts are long, and one of them lacks the channel of the first panel."""
     names = [f"wxformer_1deg_6h_residual_dropout0.{number}_seed1000" for number in range(1, 6)]
     others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
     seasons = cases_by_season(INITIAL, CALENDAR)
     model_and_baselines = {name: sums[name] for name in sums if name != "other"}
     table = build_table(
-        model_and_baselines | others, TableAxes(ROWS, LEADS, seasons, ["global", "tropics"]), FACTS_OF_ALL
+        model_and_baselines | others, TableAxes(ROWS, LEADS, seasons, ["global", "tropics"]), ATTRIBUTES_OF_TABLE
     )
     for channels in (["t500"], ["t500", "u500"]):
         figure = plot_skill(table, channels)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         (legend,) = figure.legends
-        shown = {text.get_text().replace("\n", "") for text in legend.get_texts()}
-        absent = {names[0]} if channels == ["t500"] else set()
-        assert shown == {table.display_name(name) for name in table.forecasts} - absent
+        legend_names = {text.get_text().replace("\n", "") for text in legend.get_texts()}
+        missing_names = {names[0]} if channels == ["t500"] else set()
+        assert legend_names == {table.display_name(name) for name in table.forecasts} - missing_names
         for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
             assert figure.bbox.x0 <= box.x0
             assert box.x1 <= figure.bbox.x1
@@ -283,14 +289,16 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
         assert legend.get_window_extent().y1 <= min(axis.get_tightbbox().y0 for axis in figure.axes)
 
 
-def test_the_table_of_the_terminal_has_straight_columns(
+def test_the_table_for_the_terminal_has_aligned_columns(
     sums: dict[str, tuple[DeterministicStatistics, list[int]]],
 ) -> None:
-    """Also where a name is longer than a number, and where the other forecast lacks a channel."""
+    """A name may be longer than a number, and the other forecast may lack a channel."""
     name = "a_model_with_a_very_long_name"
-    named = {name if key == "other" else key: value for key, value in sums.items()}
+    renamed_sums = {name if key == "other" else key: value for key, value in sums.items()}
     table = build_table(
-        named, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
+        renamed_sums,
+        TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]),
+        ATTRIBUTES_OF_TABLE,
     )
     head, *rows = format_summary(table, name, show_all=True).splitlines()[1 : 2 + 3 * len(LEADS)]
     end = head.index(name[:20]) + 20
@@ -302,10 +310,10 @@ def test_the_table_of_the_terminal_has_straight_columns(
         assert row[end] == " "
 
 
-def test_curves_are_shaded_between_the_ends(table: ScoreTable) -> None:
+def test_curves_are_shaded_between_the_ends_of_intervals(table: ScoreTable) -> None:
     figure = plot_skill(table, ["t500"])
     upper, lower = figure.axes
-    assert len(upper.lines) == len(upper.collections) == 4  # the other has no t
-    assert len(lower.lines) == 3  # no correlation of climatology
+    assert len(upper.lines) == len(upper.collections) == 4  # the other forecast has no t
+    assert len(lower.lines) == 3  # the climatology has no correlation
     low = table.scores_by_lead("model", "t500", "rmse_low")
     assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == pytest.approx(low.min())

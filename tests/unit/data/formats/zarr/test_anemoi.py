@@ -1,4 +1,4 @@
-"""Stores of anemoi-datasets, against what that library reads from them."""
+"""Tests of reading stores of anemoi-datasets, against the fields that anemoi-datasets reads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "speedy_anemoi.zarr"
 
 
-def open_one(path: Path, **options: object) -> xr.Dataset:
+def open_dataset(path: Path, **options: object) -> xr.Dataset:
     return open_file(path, SourceConfig(path=str(path), **options))
 
 
@@ -47,14 +47,14 @@ def change_attributes(store: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_the_fields_are_those_that_the_library_reads(store: Path, tmp_path: Path) -> None:
-    dataset = open_one(store)
+def test_fields_equal_those_that_anemoi_datasets_reads(store: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(store)
     reference = np.load(tmp_path / "read_by_anemoi.npz")
     assert len(reference.files) == 27
     for key in reference.files:
         name, position = key.split()
         index = int(position) - (int(position) > MISSING_POSITION)
-        # The geopotential of the surface has the name of the parameter on levels.
+        # The surface geopotential has the same parameter name as the geopotential on levels.
         name = "geopotential_at_surface" if name == "z" else name
         values = dataset[name].isel(time=index, number=0).values
         np.testing.assert_array_equal(values.ravel(), reference[key])
@@ -65,10 +65,10 @@ def test_the_fields_are_those_that_the_library_reads(store: Path, tmp_path: Path
     assert dataset["t"].attrs == {"units": "K", "standard_name": "air_temperature"}
 
 
-def test_every_kind_of_index(store: Path) -> None:
-    dataset = open_one(store)
+def test_lazy_indexing_equals_indexing_of_loaded_fields(store: Path) -> None:
+    dataset = open_dataset(store)
     fields = dataset["z"].load()
-    lazy = open_one(store)["z"]
+    lazy = open_dataset(store)["z"]
     for index in (
         {"time": 3},
         {"time": slice(2, 6), "level_z": [2, 0]},
@@ -91,7 +91,7 @@ def test_a_missing_time_is_a_gap(store: Path, tmp_path: Path, caplog: pytest.Log
     assert read_description(Path(conf.store))["gaps"] == [["2000-01-02T12:00", "2000-01-03T00:00"]]
     reader = open_store(conf.store)
     assert len(reader.times) == 9
-    dataset = open_one(store).isel(number=0, time=-1)
+    dataset = open_dataset(store).isel(number=0, time=-1)
     expected = [dataset["z_500"], dataset["z_850"], dataset["t2m"], dataset["t_850"]]
     np.testing.assert_array_equal(reader.read(8), expected)
 
@@ -106,17 +106,17 @@ def test_over_http_each_chunk_is_fetched_once(store: Path, tmp_path: Path) -> No
         assert set(server.count_chunks().values()) == {1}
         assert len(server.count_chunks()) == 9
     np.testing.assert_array_equal(
-        open_store(conf.store).read(0)[2], open_one(store)["2t"].isel(time=0, number=0).values
+        open_store(conf.store).read(0)[2], open_dataset(store)["2t"].isel(time=0, number=0).values
     )
 
 
-def test_names_and_units_of_stores_without_metadata_of_variables(store: Path) -> None:
-    described = open_one(store)
+def test_names_and_units_do_not_need_metadata_of_variables(store: Path) -> None:
+    dataset_with_metadata = open_dataset(store)
     change_attributes(store, variables_metadata={})
-    dataset = open_one(store)
-    assert set(dataset.variables) == set(described.variables)
-    for name in described.data_vars:
-        np.testing.assert_array_equal(dataset[name], described[name])
+    dataset = open_dataset(store)
+    assert set(dataset.variables) == set(dataset_with_metadata.variables)
+    for name in dataset_with_metadata.data_vars:
+        np.testing.assert_array_equal(dataset[name], dataset_with_metadata[name])
     assert dataset["z"].attrs["units"] == "m2 s-2"
     assert dataset["msl"].attrs["units"] == "Pa"
 
@@ -139,13 +139,13 @@ def test_a_member_is_selected(store: Path, tmp_path: Path) -> None:
 def test_other_grids_and_layouts_are_refused(store: Path) -> None:
     change_attributes(store, field_shape=[128], resolution="o96")
     with pytest.raises(DataError, match=r"zarr: its grid \(o96, 128 cells.*reduced Gaussian grid.*regular grid"):
-        open_one(store)
+        open_dataset(store)
     # A rotated grid has a shape, but no common latitude in a row.
     change_attributes(store, field_shape=[8, 16])
     group = zarr.open_group(store, mode="r+")
     group["latitudes"][3] = 50.0
     with pytest.raises(DataError, match="is not a regular latitude-longitude grid"):
-        open_one(store)
+        open_dataset(store)
     group["data"].attrs["_ARRAY_DIMENSIONS"] = ["time", "variable", "ensemble", "step"]
     with pytest.raises(DataError, match="only gridded stores of anemoi-datasets"):
-        open_one(store)
+        open_dataset(store)

@@ -1,4 +1,4 @@
-"""Tables of coefficients of hybrid levels."""
+"""Tests of reading tables with coefficients of hybrid levels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from credit.errors import DataError
         ("a,b\n0,0\n0,1\n".encode("utf-16"), r"a number in every row \("),
     ],
 )
-def test_a_table_that_is_none_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+def test_invalid_table_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "half.csv"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"data.coefficients: .*half.csv must have columns a .Pa. and b, with {says}"):
         load_coefficients(path, "data.coefficients")
 
 
-def test_a_table_of_a_spreadsheet(tmp_path: Path) -> None:
-    """It begins with a byte order mark."""
+def test_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    """Spreadsheet programs write a byte order mark at the start."""
     path = tmp_path / "half.csv"
     path.write_text("a [Pa],b\n0,0\n2000,0.1\n0,1\n", encoding="utf-8-sig")
     np.testing.assert_array_equal(load_coefficients(path, "data.coefficients").a, [1000.0, 1000.0])

@@ -1,4 +1,4 @@
-"""Fetches in advance: each chunk of a remote store once, several at a time, within the memory."""
+"""Tests of fetching ahead: each chunk of a remote store once, several at a time, within the memory limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from credit.errors import DataError, UnavailableError
 from tests.unit.data.archives_on_the_fly import ArchiveServer, write_arco_era5, write_weatherbench2
 from tests.unit.data.files_on_the_fly import make_config
 
-# The first time is the fifth of a chunk of 8.
+# The first time is the fifth in a chunk of 8 times.
 SPLITS = {
     "train": ["2000-01-02", "2000-01-06"],
     "valid": ["2000-01-08", "2000-01-08"],
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(path: str | Path, store: Path) -> DataConfig:
+def build_config(path: str | Path, store: Path) -> DataConfig:
     return make_config(
         [], p3=["z"], p2=["t2m", "tp"], static=["land_sea_mask"], levels=[850, 500], splits=SPLITS,
         sources=[{"path": str(path), "rename": RENAME}], store=str(store),
@@ -54,45 +54,45 @@ def config(path: str | Path, store: Path) -> DataConfig:
     )  # fmt: skip
 
 
-def test_each_chunk_once_although_parts_and_chunks_do_not_align(
+def test_each_chunk_is_fetched_once_if_parts_and_chunks_do_not_align(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_writer, "_MAX_PART_TIMES", 4)
     with ArchiveServer(folder, delay=0.02) as server:
-        conf = config(f"{server.url}/wb2", tmp_path / "store.zarr")
+        conf = build_config(f"{server.url}/wb2", tmp_path / "store.zarr")
         write_training_store(conf, PreprocessConfig(fetches=3), progress=False)
         counts = server.count_chunks()
-        # Times 4 to 39 lie in chunks 0 to 4, and the sample has three variables.
+        # Times 4 to 39 lie in chunks 0 to 4 of three variables.
         assert len(counts) == 15
         assert set(counts.values()) == {1}
         assert server.most_at_once == 3
-    local = config(folder / "wb2", tmp_path / "local.zarr")
-    write_training_store(local, progress=False)
+    local_config = build_config(folder / "wb2", tmp_path / "local.zarr")
+    write_training_store(local_config, progress=False)
     reader = open_store(tmp_path / "store.zarr")
     assert len(reader.times) == NUM_TIMES
     for index in (0, 17, 35):
         np.testing.assert_array_equal(reader.read(index), open_store(tmp_path / "local.zarr").read(index))
 
 
-def test_each_chunk_once_with_memory_for_one_time(folder: Path, tmp_path: Path) -> None:
+def test_each_chunk_is_fetched_once_with_memory_for_one_time(folder: Path, tmp_path: Path) -> None:
     with ArchiveServer(folder) as server:
-        conf = config(f"{server.url}/wb2", tmp_path / "store.zarr")
+        conf = build_config(f"{server.url}/wb2", tmp_path / "store.zarr")
         write_training_store(conf, PreprocessConfig(memory_gib=1e-6), progress=False)
         assert set(server.count_chunks().values()) == {1}
 
 
-def test_a_resumed_command_fetches_only_what_is_left(
+def test_resumed_command_fetches_only_missing_chunks(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_writer, "_MAX_PART_TIMES", 8)
     with ArchiveServer(folder) as server:
-        conf = config(f"{server.url}/wb2", tmp_path / "store.zarr")
+        conf = build_config(f"{server.url}/wb2", tmp_path / "store.zarr")
         write_part = store_writer.write_part
-        numbers = []
+        part_numbers = []
 
         def stop_at_the_third(task: store_writer.WriteTask, number: int) -> int:
-            numbers.append(number)
-            if len(numbers) == 3:
+            part_numbers.append(number)
+            if len(part_numbers) == 3:
                 raise KeyboardInterrupt
             return write_part(task, number)
 
@@ -104,7 +104,7 @@ def test_a_resumed_command_fetches_only_what_is_left(
         estimate = describe_work(conf, PreprocessConfig())
         server.requests.clear()
         write_training_store(conf, progress=False)
-        # Of 36 times 16 were written, up to the fourth of chunk 2.
+        # 16 of 36 times were written. The last one is the fourth of chunk 2.
         assert len(server.count_chunks()) == 9
         assert set(server.count_chunks().values()) == {1}
         assert "(20 times) will be written" in estimate
@@ -113,18 +113,21 @@ def test_a_resumed_command_fetches_only_what_is_left(
 
 
 def test_the_estimate_refuses_a_store_of_other_splits(folder: Path, tmp_path: Path) -> None:
-    conf = config(folder / "wb2", tmp_path / "store.zarr")
+    conf = build_config(folder / "wb2", tmp_path / "store.zarr")
     write_training_store(conf, progress=False)
     splits = conf.splits.model_copy(update={"test": ("2000-01-10", "2000-01-11")})
-    longer = conf.model_copy(update={"splits": splits})
-    for run in (lambda: describe_work(longer, PreprocessConfig()), lambda: write_training_store(longer)):
+    other_config = conf.model_copy(update={"splits": splits})
+    for describe_or_write in (
+        lambda: describe_work(other_config, PreprocessConfig()),
+        lambda: write_training_store(other_config),
+    ):
         with pytest.raises(DataError, match=r"does not match the sources: in the store .*36 times.*in the splits"):
-            run()
+            describe_or_write()
 
 
 def test_the_next_times_are_fetched_only_if_they_fit_into_memory(folder: Path) -> None:
     with ArchiveServer(folder) as server:
-        sources = open_sources(config(f"{server.url}/wb2", Path("unused")))
+        sources = open_sources(build_config(f"{server.url}/wb2", Path("unused")))
         plan = sources.fetch_plan
         store = next(iter(plan.find_chunks([0]).values())).store
         plan.fetch_ahead([0], [20], 2**30)
@@ -135,10 +138,10 @@ def test_the_next_times_are_fetched_only_if_they_fit_into_memory(folder: Path) -
         assert not store._ahead
 
 
-def test_a_source_that_has_ended_keeps_no_chunk(folder: Path) -> None:
-    """Two sources that follow each other in time."""
+def test_chunks_of_an_earlier_source_are_released(folder: Path) -> None:
+    """The config has two sources that follow each other in time."""
     with ArchiveServer(folder) as server:
-        conf = config(f"{server.url}/wb2", Path("unused"))
+        conf = build_config(f"{server.url}/wb2", Path("unused"))
         (source,) = conf.sources
         # The second source has the same store under another address.
         later = source.model_copy(update={"path": f"{server.url}//wb2", "period": ("2000-01-07", "2000-02-01")})
@@ -158,9 +161,9 @@ def test_a_source_that_has_ended_keeps_no_chunk(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_the_estimate_keeps_no_fetch(folder: Path, tmp_path: Path, is_answered: bool) -> None:
+def test_estimate_keeps_only_successful_fetches(folder: Path, tmp_path: Path, is_answered: bool) -> None:
     with ArchiveServer(folder) as server:
-        sources = open_sources(config(f"{server.url}/wb2", Path("unused")))
+        sources = open_sources(build_config(f"{server.url}/wb2", Path("unused")))
         plan = sources.fetch_plan
         store = next(iter(plan.find_chunks([0]).values())).store
         if not is_answered:
@@ -170,30 +173,30 @@ def test_the_estimate_keeps_no_fetch(folder: Path, tmp_path: Path, is_answered: 
             assert not store._ahead
         else:
             estimate_fetch(sources, [0])
-            # The first time is written next.
+            # The chunks are kept, because the first time is written next.
             assert store._ahead
 
 
-def test_the_estimate_is_what_is_fetched(folder: Path, tmp_path: Path) -> None:
+def test_estimate_is_close_to_the_fetched_bytes(folder: Path, tmp_path: Path) -> None:
     with ArchiveServer(folder) as server:
-        conf = config(f"{server.url}/wb2", tmp_path / "store.zarr")
+        conf = build_config(f"{server.url}/wb2", tmp_path / "store.zarr")
         sources = open_sources(conf, OpenFiles(conf.sources, max_fetches=2))
-        before = server.num_bytes
+        num_bytes_before = server.num_bytes
         first = sources.index_of(sources.calendar.parse("2000-01-02"))
         estimate = estimate_fetch(sources, range(first, first + NUM_TIMES))
-        assert server.num_bytes - before == estimate.measured_bytes
+        assert server.num_bytes - num_bytes_before == estimate.measured_bytes
         assert {array.name: array.num_chunks for array in estimate.arrays} == dict.fromkeys(RENAME.values(), 5)
         write_training_store(conf, progress=False)
-        fetched = sum((folder / path.lstrip("/")).stat().st_size for path in server.count_chunks())
+        fetched_bytes = sum((folder / path.lstrip("/")).stat().st_size for path in server.count_chunks())
         # The chunks differ in their compressed size.
-        assert estimate.total_bytes == pytest.approx(fetched, rel=0.1)
+        assert estimate.total_bytes == pytest.approx(fetched_bytes, rel=0.1)
         text = estimate.describe()
         assert f"{server.url}/wb2:" in text
         assert "to fetch: 15 chunks" in text
 
 
 def test_level_chunks_that_are_not_read_are_not_fetched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A store with one level a chunk, and two sources that are one store."""
+    """The store has one level per chunk, and two sources read from the same store."""
     names = ["geopotential", "total_precipitation"]
     write_arco_era5(tmp_path / "arco", 24, names)
     with xr.open_zarr(tmp_path / "arco", decode_times=False) as dataset:
@@ -221,17 +224,17 @@ def test_level_chunks_that_are_not_read_are_not_fetched(tmp_path: Path, caplog: 
         write_training_store(conf, progress=False)
         counts = server.count_chunks()
     assert set(counts.values()) == {1}
-    # Hourly sums have more times than the run, which is no reason for a warning; the sum that ends at 00 UTC lacks.
+    # Hourly sums at more times than those of the run cause no warning. The sum that ends at 00 UTC is missing.
     assert "1 of 4 times are left out, because tp lack values" in caplog.text
     chunks = sorted(path.split("/")[-1] for path in counts if "geopotential" in path)
-    # 06, 12 and 18 UTC (no sum ends at 00 UTC) of the 24 h that follow 24 h without values; two of 14 levels.
+    # Hours 06, 12 and 18 UTC after 24 h without values, and two of 14 levels. No sum ends at 00 UTC.
     assert chunks == sorted(f"{24 + hour}.{level}.0.0" for hour in (6, 12, 18) for level in (1, 10))
     # All hours of the windows that end at these times.
     assert len([path for path in counts if "precipitation" in path]) == 18
 
 
 class _ServerError(Exception):
-    """An error that cannot be pickled, as those of aiohttp."""
+    """Error that cannot be pickled, like the errors of aiohttp."""
 
     def __reduce__(self) -> str:
         raise TypeError("can't pickle headers")
@@ -259,22 +262,22 @@ def test_a_worker_reports_an_error_whose_cause_cannot_be_pickled() -> None:
 
 def test_workers_get_adjacent_parts() -> None:
     queue = _PartQueue(range(10), 3)
-    taken = {worker: [queue.take(worker), queue.take(worker)] for worker in range(3)}
-    assert taken == {0: [0, 1], 1: [3, 4], 2: [6, 7]}
-    # Worker 2 finishes its run, and then helps with the end of another one.
+    parts_of_worker = {worker: [queue.take(worker), queue.take(worker)] for worker in range(3)}
+    assert parts_of_worker == {0: [0, 1], 1: [3, 4], 2: [6, 7]}
+    # Worker 2 takes its own remaining parts, and then the last parts of the other workers.
     assert [queue.take(2) for _ in range(4)] == [8, 9, 2, 5]
     assert [queue.take(worker) for worker in range(3)] == [None, None, None]
 
 
-def test_an_estimate_without_a_measurement_names_no_time() -> None:
-    """The archive may have no chunk of the first time."""
+def test_estimate_without_a_measurement_contains_no_duration() -> None:
+    """The archive may have no chunk for the first time."""
     text = FetchEstimate([ArrayEstimate("https://a.zarr", "t", 10, 2**20)], 0, 0.5).describe()
     assert text.endswith(
         "at most 10 chunks, 10.0 MiB; no chunk was fetched to read the first time, so the rate is not known"
     )
 
 
-def test_texts() -> None:
+def test_bytes_and_seconds_are_formatted() -> None:
     assert [format_bytes(value) for value in (2048, 3 * 2**20, 1.5 * 2**30, 2**41)] == [
         "2.0 KiB", "3.0 MiB", "1.5 GiB", "2.0 TiB",
     ]  # fmt: skip

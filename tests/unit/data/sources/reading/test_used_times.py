@@ -1,4 +1,4 @@
-"""Times of a file that a source uses."""
+"""Tests of the times of a file that a source uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_counts_from_midnight(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.read(1)[0], fields[9])
 
 
-def test_sums_need_all_times(tmp_path: Path) -> None:
+def test_every_is_refused_for_means(tmp_path: Path) -> None:
     write_file(tmp_path / "a.nc", {"t2m": random_fields(24, 8, 16)}, np.arange(24))
     conf = make_config(
         [], p2=["t2m"], sources=[{"path": str(tmp_path / "a.nc"), "every": "6h"}],
@@ -50,7 +50,7 @@ def test_times_beyond_the_stated_dates_are_left_out(tmp_path: Path) -> None:
 
 
 def test_attributes_that_are_not_dates_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files of other programs may have attributes of these names."""
+    """Files of other programs may have attributes with the same names."""
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(8, 8, 16), "u10": random_fields(8, 8, 16)}, np.arange(8))
     with xr.open_dataset(path, decode_times=False) as dataset:
         dataset.attrs = {"valid_time_start": "20000101", "valid_time_stop": "2000-01-01T05:00"}
@@ -60,7 +60,7 @@ def test_attributes_that_are_not_dates_are_ignored(tmp_path: Path, caplog: pytes
     assert caplog.text.count('the attribute valid_time_start is ignored, because "20000101"') == 1
 
 
-def test_a_store_that_grows_has_not_changed(tmp_path: Path) -> None:
+def test_fingerprint_ignores_the_growth_of_a_store(tmp_path: Path) -> None:
     path = write_arco_era5(tmp_path / "arco", 24, ["2m_temperature"])
     with ArchiveServer(tmp_path) as server:
         fingerprints = [read_remote_fingerprint(f"{server.url}/arco", {})]

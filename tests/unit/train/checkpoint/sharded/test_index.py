@@ -1,4 +1,4 @@
-"""The formulas of the index give the parts, files and checksums that torch and zlib find on simulated ranks."""
+"""Tests that parts, files and checksums of the index equal those of torch and zlib on simulated ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHAPES = [(24, 4), (7, 5), (1, 3), (13,), (2, 3, 5), (0, 4), ()]
 
 
 def build_tensors() -> tuple[dict[str, Tensor], dict[str, StoredTensor]]:
-    """Return whole values, and their descriptions, for every split and shape that go together."""
+    """Return complete tensors and their descriptions for all compatible splits and shapes."""
     generator = torch.Generator().manual_seed(0)
     values, stored = {}, {}
     dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool))
@@ -53,7 +53,7 @@ def build_tensors() -> tuple[dict[str, Tensor], dict[str, StoredTensor]]:
 
 
 def write_all(folder: Path, index: StemIndex, values: dict[str, Tensor], num_ranks: int) -> dict[str, tuple[int, int]]:
-    """Write the files as `num_ranks` ranks would, one after the other, and return name -> (size, checksum)."""
+    """Write the files of `num_ranks` ranks, one rank after the other, and return name -> (size, checksum)."""
     folder.mkdir()
     (folder / INDEX).write_text(index.to_text())
     files: dict[str, tuple[int, int]] = {}
@@ -70,7 +70,7 @@ def write_all(folder: Path, index: StemIndex, values: dict[str, Tensor], num_ran
 
 
 @pytest.mark.parametrize("ranks_per_file", [1, 2, 4, 12])
-def test_files_are_those_that_torch_reads(tmp_path: Path, ranks_per_file: int) -> None:
+def test_torch_reads_the_same_parts_from_the_files(tmp_path: Path, ranks_per_file: int) -> None:
     values, stored = build_tensors()
     folder = tmp_path / "stem"
     files = write_all(folder, StemIndex(stored, ranks_per_file), values, 12)
@@ -84,7 +84,7 @@ def test_files_are_those_that_torch_reads(tmp_path: Path, ranks_per_file: int) -
             for name in content.keys():  # noqa: SIM118
                 counts[name] += content.get_tensor(name).numel()
     assert counts == {name: value.numel() for name, value in values.items()}
-    # torch's list of all parts, from the headers, and the formula.
+    # Torch reads all parts from the headers of files; the index computes them.
     index = read_index(folder)
     assert index == StemIndex(stored, ranks_per_file)
     scanned = HuggingFaceStorageReader(str(folder)).read_metadata()
@@ -95,14 +95,14 @@ def test_files_are_those_that_torch_reads(tmp_path: Path, ranks_per_file: int) -
         assert sorted(map(str, entry.chunks)) == sorted(map(str, expected.chunks)), name
     for key, chunk in computed.storage_data.items():
         assert scanned.storage_data[key].relative_path == chunk.relative_path
-    whole = read_complete_tensors(folder)
-    assert whole.keys() == values.keys()
+    complete_tensors = read_complete_tensors(folder)
+    assert complete_tensors.keys() == values.keys()
     for name, value in values.items():
-        assert torch.equal(whole[name], value) and whole[name].dtype == value.dtype, name
+        assert torch.equal(complete_tensors[name], value) and complete_tensors[name].dtype == value.dtype, name
 
 
-def test_parts_that_overlap_with_a_box() -> None:
-    """Compared with all parts, one rank after the other."""
+def test_parts_that_overlap_with_a_box_are_found() -> None:
+    """The expected parts are found by a search over all ranks."""
     for split, shape in itertools.product(SPLITS.values(), SHAPES):
         if 0 in shape or any(dim is not None and dim >= len(shape) for dim in split.dims):
             continue
@@ -127,8 +127,8 @@ def test_parts_that_overlap_with_a_box() -> None:
             )
 
 
-def placed(mesh_shape: tuple[int, ...], placements: tuple[object, ...], shape: tuple[int, ...]) -> DTensor:
-    """Return a DTensor without values, as FSDP2 and tensor parallelism make it."""
+def build_dtensor(mesh_shape: tuple[int, ...], placements: tuple[object, ...], shape: tuple[int, ...]) -> DTensor:
+    """Return a DTensor of zeros, with placements as FSDP2 and tensor parallelism use."""
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=tuple("abc"[: len(mesh_shape)]))
     return torch.distributed.tensor.zeros(shape, device_mesh=mesh, placements=placements)
 
@@ -137,10 +137,10 @@ def placed(mesh_shape: tuple[int, ...], placements: tuple[object, ...], shape: t
 def test_boxes_are_those_of_torch(rank: int) -> None:
     with fake_process_group(12, rank):
         tensors = {
-            "rows": placed((12,), (Shard(0),), (30, 4)),
-            "hybrid": placed((3, 4), (Replicate(), Shard(1)), (3, 10)),
-            "columns": placed((3, 4), (Shard(0), Shard(1)), (7, 10)),
-            "strided": placed((3, 4), (_StridedShard(0, split_factor=4), Shard(0)), (24, 2)),
+            "rows": build_dtensor((12,), (Shard(0),), (30, 4)),
+            "hybrid": build_dtensor((3, 4), (Replicate(), Shard(1)), (3, 10)),
+            "columns": build_dtensor((3, 4), (Shard(0), Shard(1)), (7, 10)),
+            "strided": build_dtensor((3, 4), (_StridedShard(0, split_factor=4), Shard(0)), (24, 2)),
             "whole": torch.zeros(3),
         }
         index = StemIndex.of_tensors(tensors, 12, 4)
@@ -155,7 +155,7 @@ def test_boxes_are_those_of_torch(rank: int) -> None:
                 assert 0 in sizes or list(chunk.offsets) == [start for start, _ in box]
 
 
-def test_a_part_of_a_mesh_and_unusual_ranks() -> None:
+def test_a_submesh_is_described_and_unevenly_spaced_ranks_are_refused() -> None:
     with fake_process_group(12, 5):
         mesh = init_device_mesh("cpu", (3, 4), mesh_dim_names=("dp", "tp"))
         tensor = torch.distributed.tensor.zeros((8, 2), device_mesh=mesh["dp"], placements=(Shard(0),))
@@ -163,8 +163,8 @@ def test_a_part_of_a_mesh_and_unusual_ranks() -> None:
         # Each column of the mesh has the whole tensor; that of rank 0 represents the others.
         assert split == Split((3,), (4,), (0,))
         assert [split.coordinate(rank) for rank in (0, 1, 4, 5, 8)] == [(0,), None, (1,), None, (2,)]
-        unusual = torch.distributed.device_mesh.DeviceMesh("cpu", [0, 3, 5, 4, 1, 2, 6, 7, 8, 9, 10, 11])
-        tensor = torch.distributed.tensor.zeros((24,), device_mesh=unusual, placements=(Shard(0),))
+        shuffled_mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [0, 3, 5, 4, 1, 2, 6, 7, 8, 9, 10, 11])
+        tensor = torch.distributed.tensor.zeros((24,), device_mesh=shuffled_mesh, placements=(Shard(0),))
         with pytest.raises(CheckpointError, match="not evenly spaced"):
             StemIndex.of_tensors({"x": tensor}, 12, 1)
     with pytest.raises(CheckpointError, match="x: safetensors files have no torch.complex128"):
@@ -177,7 +177,7 @@ def test_a_rank_reads_only_what_it_needs(tmp_path: Path) -> None:
     write_all(folder, StemIndex(stored, 1), values, 12)
     name = "fsdp (24, 4)"
     with fake_process_group(4, 2):
-        target = placed((4,), (Shard(0),), (24, 4))
+        target = build_dtensor((4,), (Shard(0),), (24, 4))
         metadata = read_index(folder).metadata_for(folder, {name: target})
         # A quarter of the rows lies in three of twelve files.
         files = {Path(chunk.relative_path).name for chunk in metadata.storage_data.values()}

@@ -1,4 +1,4 @@
-"""Nothing that a rank plans, answers, writes or reads for a checkpoint grows with the number of ranks.
+"""Tests that the costs of a checkpoint for one rank do not grow with the number of ranks.
 
 The list of all files, with their sizes and checksums, is an exception, which these counts leave out.
 """
@@ -43,7 +43,7 @@ def build_state(num_ranks: int, replicas: int) -> dict[str, dict[str, Tensor]]:
 def save_on_one_rank(
     folder: Path, num_ranks: int, rank: int, replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, int]:
-    """Save as one of many ranks, and return the counts of what that costs."""
+    """Save as one of many ranks, and return the costs: bytes, collectives, files and parts."""
     results: list[Any] = []
 
     def record(function: Callable[[], Any], *_: object) -> Any:
@@ -82,7 +82,7 @@ def test_costs_of_a_rank_do_not_grow(replicas: int, rank: int, tmp_path: Path, m
     large = save_on_one_rank(tmp_path / "large", LARGE, rank, replicas, monkeypatch)
     assert small["parts"] >= 42 and small["chunks read"] == 41
     for kind, count in small.items():
-        # Numbers have some digits more.
+        # With more ranks, numbers have more digits.
         assert large[kind] <= count * 1.1, kind
 
 
@@ -92,8 +92,8 @@ def test_replicas_on_other_hosts_copy_and_write_nothing(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("degrees", [(1, 64, 1), (8, 8, 1), (64, 1, 1), (1, 16, 4), (2, 8, 4), (1, 4, 16)])
-def test_number_of_files(degrees: tuple[int, int, int]) -> None:
-    """As many as `credit plan` says, and one file a host and set of tensors without tensor parallelism."""
+def test_number_of_files_equals_that_of_the_plan(degrees: tuple[int, int, int]) -> None:
+    """Without tensor parallelism, each set of tensors has one file for each host."""
     replicate, shard, tensor = degrees
     with fake_process_group(SMALL):
         mesh = init_device_mesh("cpu", degrees, mesh_dim_names=("replicate", "dp", "tp"))
@@ -104,8 +104,8 @@ def test_number_of_files(degrees: tuple[int, int, int]) -> None:
     num_hosts = max(shard * tensor // HOST, 1)
     assert {f"rank_{rank:05d}.safetensors" for rank in range(0, num_hosts * HOST, HOST)} <= names
     # Three sets of tensors, each with an index, and three other files.
-    planned = SimpleNamespace(degrees=ParallelDims(replicate, shard, tensor))
-    assert count_checkpoint_files(planned, HOST) == 3 * (len(names) + 1) + 3
+    candidate = SimpleNamespace(degrees=ParallelDims(replicate, shard, tensor))
+    assert count_checkpoint_files(candidate, HOST) == 3 * (len(names) + 1) + 3
     if tensor == 1:
         assert len(names) == num_hosts
 
@@ -119,7 +119,9 @@ def test_number_of_files(degrees: tuple[int, int, int]) -> None:
         ([("a", 0), ("a", 1), ("a", 2), ("b", 0)], 1),
     ],
 )
-def test_ranks_of_a_host(hosts: list[tuple[str, int]], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_host_share_files(
+    hosts: list[tuple[str, int]], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hosts share files only if all have the same number of ranks, which are neighbours."""
 
     def gather(_: object, combine: Callable[[Any, Any], Any], __: object) -> Any:
