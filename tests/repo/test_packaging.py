@@ -24,7 +24,7 @@ def setup_cfg(repository: Path) -> configparser.ConfigParser:
 
 def test_install_commands_name_this_distribution(setup_cfg: configparser.ConfigParser, files: list[Path]) -> None:
     assert setup_cfg["metadata"]["name"] == DISTRIBUTION
-    # `pip install credit` would install a package of another project. Joined, so that this file does not match itself.
+    # This command would install a package of another project. Joined, so that this file does not match itself.
     wrong_command = re.compile(r"pip install.*[ '\"]" + r"credit(?:\[|['\"`\s]|$)", re.MULTILINE)
     files_with_match = {
         path.name

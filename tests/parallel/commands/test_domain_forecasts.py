@@ -102,12 +102,12 @@ def test_files_are_those_of_one_process(
 def test_scores_without_files_are_those_of_one_process(ensemble_folder: Path) -> None:
     scores = ensemble_folder / "run" / "scores.csv"
     assert main(["verify", str(ensemble_folder / "config.yml"), *FORECASTS, "--online"]) == 0
-    expected = pd.read_csv(scores)
+    expected_scores = pd.read_csv(scores)
     scores.unlink()
     run_on_ranks(4, "verify", ensemble_folder, "inference.parallelism={domain: 2, ensemble: 2}", "--online")
-    shared = pd.read_csv(scores)
-    assert len(expected) > 100
-    pd.testing.assert_frame_equal(shared, expected, rtol=1e-4, atol=1e-6)
+    rank_scores = pd.read_csv(scores)
+    assert len(expected_scores) > 100
+    pd.testing.assert_frame_equal(rank_scores, expected_scores, rtol=1e-4, atol=1e-6)
 
 
 def test_rank_that_cannot_write_stops_all_ranks_of_a_store(ensemble_folder: Path) -> None:

@@ -120,18 +120,18 @@ def main(folder: Path) -> None:
     results: dict[str, Any] = {"cases": {}, "postprocesses": {}, "mutations": {}, "compiled": {}}
     with process_group(process_info, torch.device("cpu"), timeout_minutes=5):
         for num_parts in networks.PARTS[process_info.world]:
-            for name, case in networks.CASES.items():
-                results["cases"][f"{name} {num_parts}"] = networks.compare(case, num_parts)
+            for name in networks.CASES:
+                results["cases"][f"{name} {num_parts}"] = networks.compare(name, num_parts)
             for poles in (False, True):
                 errors = postprocesses.compare_wave_filter(num_parts, poles)
                 results["postprocesses"][f"hyperdiffusion, poles {poles} {num_parts}"] = errors
             results["postprocesses"][f"dry mass {num_parts}"] = postprocesses.compare_dry_mass(num_parts)
         if process_info.world == 2:
             for mutation, (name, num_parts) in MUTATIONS.items():
-                errors = networks.compare(networks.CASES[name], num_parts, break_rule(mutation))
+                errors = networks.compare(name, num_parts, break_rule(mutation))
                 results["mutations"][mutation] = errors
             for name in COMPILED:
-                errors = networks.compare(networks.CASES[name], (2, 1), backend="aot_eager")
+                errors = networks.compare(name, (2, 1), backend="aot_eager")
                 results["compiled"][name] = errors
             results["refusal"] = catch_error_of_compiled_dropout()
         dist.barrier()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -200,8 +200,14 @@ def run(network: nn.Module, x_BCTHW: Tensor, cotangent_BCTHW: Tensor, condition:
     return Result(state_BCTHW[:, :3].detach(), x_BCTHW.grad, gradients)
 
 
+@functools.cache
+def run_whole_network(name: str) -> Result:
+    """Return the result of the whole network of a case; it is the same for all divisions."""
+    return run(build_network(CASES[name]), *draw_inputs(CASES[name]))
+
+
 def compare(
-    case: NetworkCase,
+    name: str,
     num_parts: tuple[int, int],
     context: AbstractContextManager[None] | None = None,
     backend: str | None = None,
@@ -209,7 +215,7 @@ def compare(
     """Collective: return the largest relative differences between the divided and the whole network.
 
     Args:
-        case: variant of the network.
+        name: key of the variant of the network in `CASES`.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
         context: context in which the divided network is built and run, but not the whole network; None for none.
         backend: backend of torch.compile for the divided network; None to run it without compilation.
@@ -217,9 +223,10 @@ def compare(
     Returns:
         Differences of ``output``, ``input_gradient`` and ``gradients``, the same on all ranks.
     """
+    case = CASES[name]
     network = build_network(case)
     x_BCTHW, cotangent_BCTHW, condition = draw_inputs(case)
-    whole_result = run(copy.deepcopy(network), x_BCTHW, cotangent_BCTHW, condition)
+    whole_result = run_whole_network(name)
     with context or nullcontext():
         split_domain(network, dist.group.WORLD, num_parts)
         if backend is not None:
@@ -230,8 +237,8 @@ def compare(
     # errors, for example of biases that a norm removes. These are compared on the scale of all gradients.
     total_norm = torch.stack([gradient.norm() for gradient in whole_result.gradients.values()]).norm()
     gradient_errors = []
-    for name, gradient in whole_result.gradients.items():
-        total_gradient = part_result.gradients.get(name, torch.zeros_like(gradient)).clone()
+    for key, gradient in whole_result.gradients.items():
+        total_gradient = part_result.gradients.get(key, torch.zeros_like(gradient)).clone()
         dist.all_reduce(total_gradient)
         gradient_errors.append((total_gradient - gradient).norm() / (gradient.norm() + 1e-6 * total_norm))
     errors = torch.stack(

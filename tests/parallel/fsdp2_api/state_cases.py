@@ -85,8 +85,10 @@ def wrong_state_dicts() -> None:
             lambda state=state: fsdp2.fsdp2_load_state_dict(model, state if dist.get_rank() == 0 else {})
         )
         assert message.startswith("CheckpointError") and all(word in message for word in fragments), message
-    after = weights(model)
-    assert all(torch.equal(value, weights_before[name]) for name, value in after.items()), "it was loaded in part"
+    weights_after = weights(model)
+    assert all(torch.equal(value, weights_before[name]) for name, value in weights_after.items()), (
+        "it was loaded in part"
+    )
 
 
 @register_case

@@ -233,9 +233,9 @@ def test_switches_that_are_no_booleans(conf: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("offload", [True, False, None])
-@pytest.mark.parametrize("resumed_optimizer", [True, False, None])
+@pytest.mark.parametrize("reshard", [True, False, None])
 def test_parallelism_of_the_config_is_honoured(
-    offload: bool | None, resumed_optimizer: bool | None, without_process_group: None, monkeypatch: pytest.MonkeyPatch
+    offload: bool | None, reshard: bool | None, without_process_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offload_flags, reshard_flags = [], []
 
@@ -245,11 +245,11 @@ def test_parallelism_of_the_config_is_honoured(
         fully_shard(module, **options)
 
     monkeypatch.setattr(fsdp2, "fully_shard", record)
-    conf = {"trainer": {"parallelism": {"cpu_offload": offload, "reshard_after_forward": resumed_optimizer}}}
+    conf = {"trainer": {"parallelism": {"cpu_offload": offload, "reshard_after_forward": reshard}}}
     fsdp2.apply_fsdp2(build_seeded(Net), None, conf)
     assert offload_flags == [bool(offload)] * 3
     # The last block and the model stay unsharded, because the backward pass needs them first.
-    assert reshard_flags == [False, resumed_optimizer is not False, False]
+    assert reshard_flags == [False, reshard is not False, False]
 
 
 class UnshardableNet(Net):
