@@ -12,6 +12,7 @@ from credit.cli.console.terminal import add_quiet_argument, colorize, format_tab
 
 if TYPE_CHECKING:
     from credit.compare.sweep.results import TrialResult
+    from credit.compare.sweep.seeds import SeedAverage
     from credit.compare.sweep.workflow import Sweep
     from credit.hpc.job import Job
 
@@ -20,13 +21,14 @@ HELP = """Train CONFIG with several values of some keys, and list the trials sor
   --grid KEY=V1,V2 ...     all combinations of these values
   --random N --range ...   N random trials: KEY=log:LOW,HIGH, KEY=uniform:LOW,HIGH or KEY=choice:V1,V2
 
-Values are read as YAML, for example model.dim=[32,64,128,256],[64,128,256,512]. To train with several seeds, make the
-seed a key of the grid: seed=1000,2000. The table is sorted by the best value of trainer.monitor; smaller is better.
+Values are read as YAML, for example model.dim=[32,64,128,256],[64,128,256,512]. The table is sorted by the best value
+of trainer.monitor; smaller is better. To train with several seeds, make the seed a key of the grid: seed=1000,2000. A
+second table then shows means and standard deviations over the seeds.
 
-The command writes a run folder for each trial (trial_0001 and so on), configs/, logs/, sweep.json and sweep.csv into
-FOLDER. Run the same command again to continue: finished trials are not repeated, and an interrupted trial resumes. You
-may add values to the grid later, or raise N; the first trials of a random search stay the same. If a trial fails, the
-other trials continue.
+The command writes a run folder for each trial (trial_0001 and so on), configs/, logs/, sweep.json, sweep.csv and, with
+several seeds, seeds.csv into FOLDER. Run the same command again to continue: finished trials are not repeated, and an
+interrupted trial resumes. You may add values to the grid later, or raise N; the first trials of a random search stay
+the same. If a trial fails, the other trials continue.
 
 With --submit, an array of PBS or Slurm jobs trains the trials, one job for each trial. After the jobs have ended, run
 the same command again to print the table and to submit unfinished trials.
@@ -212,6 +214,7 @@ def _build_job(sweep: Sweep, trials: Sequence[str], arguments: argparse.Namespac
 def _print_results(sweep: Sweep, as_json: bool) -> None:
     """Print the results of all trials in the folder."""
     from credit.compare.sweep.results import list_changed_keys
+    from credit.compare.sweep.seeds import average_over_seeds, remove_seed
 
     results = sweep.read_results()
     monitor = sweep.base.trainer.monitor
@@ -222,6 +225,37 @@ def _print_results(sweep: Sweep, as_json: bool) -> None:
     rows = [_build_row(result, keys) for result in results]
     header = ["trial", *keys, monitor, "at step", "step", "state"]
     print(format_table(header, rows, right_aligned=[monitor, "at step", "step"]))
+    averages = average_over_seeds(results)
+    if averages:
+        _print_averages(averages, remove_seed(keys), monitor)
+
+
+def _print_averages(averages: Sequence[SeedAverage], keys: Sequence[str], monitor: str) -> None:
+    """Print means and standard deviations over the seeds.
+
+    Args:
+        averages: the averages, in the order of the rows.
+        keys: keys that the trials change, without the seed.
+        monitor: name of the monitored metric.
+    """
+    rows = []
+    for average in averages:
+        rows.append(
+            [
+                *(average.values.get(key, "") for key in keys),
+                _format_value(average.mean),
+                _format_value(average.deviation),
+                f"{average.num_done} of {average.num_trials}",
+            ]
+        )
+    columns = [f"mean {monitor}", "std", "seeds"]
+    print()
+    print(format_table([*keys, *columns], rows, right_aligned=columns))
+
+
+def _format_value(value: float | None) -> str:
+    """Return a value of the monitored metric as text."""
+    return _UNKNOWN if value is None else f"{value:.4g}"
 
 
 def _build_row(result: TrialResult, keys: Sequence[str]) -> list[str]:
@@ -237,7 +271,7 @@ def _build_row(result: TrialResult, keys: Sequence[str]) -> list[str]:
     return [
         result.trial.name,
         *(result.trial.values.get(key, "") for key in keys),
-        _UNKNOWN if result.best is None else f"{result.best:.4g}",
+        _format_value(result.best),
         _UNKNOWN if result.best_step is None else str(result.best_step),
         _UNKNOWN if result.step is None else str(result.step),
         state,

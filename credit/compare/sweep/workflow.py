@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from credit.compare.execution import ComparisonPart, Executor, divide_host_into_slots, exit_on_sigterm
-from credit.compare.sweep.results import TrialResult, read_results, write_csv
+from credit.compare.sweep.results import TrialResult, list_changed_keys, read_results, write_csv
+from credit.compare.sweep.seeds import average_over_seeds, remove_seed, write_seeds_csv
 from credit.compare.sweep.trials import Trial, TrialRecord
 from credit.errors import CreditError
 from credit.train.monitor.run_files import read_status
@@ -101,9 +102,17 @@ class Sweep:
         return read_results(self.folder, self._record.trials)
 
     def write_csv(self) -> Path:
-        """Write the results of all trials to ``sweep.csv``, and return its path."""
+        """Write the results of all trials to ``sweep.csv``, and return its path.
+
+        If trials differ only in their seed, ``seeds.csv`` contains the averages over the seeds.
+        """
         path = self.folder / "sweep.csv"
-        write_csv(path, self.read_results(), self.base.trainer.monitor)
+        results = self.read_results()
+        monitor = self.base.trainer.monitor
+        write_csv(path, results, monitor)
+        averages = average_over_seeds(results)
+        if averages:
+            write_seeds_csv(self.folder / "seeds.csv", averages, remove_seed(list_changed_keys(results)), monitor)
         return path
 
 

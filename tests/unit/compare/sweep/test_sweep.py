@@ -17,7 +17,7 @@ from credit.utils.file_lock import file_lock
 from tests.unit.compare.configs import QUICKSTART
 from tests.unit.compare.finished_process import FinishedProcess
 
-# Skill of a training as a function of its learning rate.
+# Skill of a training with the seed 1000 as a function of its learning rate; it grows by 0.01 from seed to seed.
 SKILL = {1e-4: 0.9, 3e-4: 0.5, 1e-3: 0.7}
 GRID = ("--grid", "trainer.learning_rate=1e-4,3e-4,1e-3")
 
@@ -39,7 +39,8 @@ def trained_trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             write_status(folder, "failed", 7, "the loss is not finite", "")
             return FinishedProcess(1)
         (folder / "config.yml").write_text("trainer: {monitor: skill}\n")
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 20, "valid": {"skill": SKILL[rate]}}) + "\n")
+        skill = SKILL[rate] + (config.seed - 1000) * 1e-5
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 20, "valid": {"skill": skill}}) + "\n")
         (folder / "summary.json").write_text("{}")
         write_status(folder, "done", 20, "", "")
         return FinishedProcess(0)
@@ -86,6 +87,37 @@ def test_a_failed_trial_is_named_and_the_same_command_repeats_only_it(
         ("trial_0003", "0.7", "done"),
         ("trial_0001", "0.9", "done"),
     ]
+
+
+def test_trials_that_differ_only_in_their_seed_are_averaged(
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trials with the learning rate 3e-4 fail at first, so their average is incomplete and comes last."""
+    grid = (*GRID, "seed=1000,2000,3000")
+    assert sweep(*grid) == 1
+    table = capsys.readouterr().out.split("\n\n")[1]
+    rows = [line.split() for line in table.splitlines()]
+    assert rows[0] == ["trainer.learning_rate", "mean", "skill", "std", "seeds"]
+    assert rows[1:4] == [
+        ["1e-3", "0.71", "0.01", "3", "of", "3"],
+        ["1e-4", "0.91", "0.01", "3", "of", "3"],
+        ["3e-4", "-", "-", "0", "of", "3"],
+    ]
+    assert sweep(*grid) == 0
+    with (tmp_path / "sweep" / "seeds.csv").open(newline="") as file:
+        best, *others = csv.DictReader(file)
+    assert best["trainer.learning_rate"] == "3e-4" and len(others) == 2
+    assert float(best["mean skill"]) == pytest.approx(0.51)
+    # The sample standard deviation of 0.50, 0.51 and 0.52.
+    assert float(best["standard deviation"]) == pytest.approx(0.01)
+    assert (best["trials done"], best["trials"]) == ("3", "3")
+
+
+def test_seeds_are_not_averaged_without_trials_of_several_seeds(
+    tmp_path: Path, trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("--grid", "trainer.learning_rate=1e-4,1e-3", "seed=1000") == 0
+    assert "mean" not in capsys.readouterr().out and not (tmp_path / "sweep" / "seeds.csv").exists()
 
 
 def test_values_may_be_added_and_the_config_may_not_change(
