@@ -162,12 +162,7 @@ def test_every_time_is_read_once(run: Run) -> None:
     reader = make_reader()
     read_indices: list[int] = []
     original_read = reader.read
-
-    def record_and_read(index: int) -> np.ndarray:
-        read_indices.append(index)
-        return original_read(index)
-
-    reader.read = record_and_read
+    reader.read = lambda index: read_indices.append(index) or original_read(index)
     score_forecasts(run.config, reader, run.archive)
     assert len(read_indices) == len(set(read_indices)) == reader.reads > 0
 
