@@ -1,6 +1,7 @@
 # make quickstart   install into .venv, train, forecast and score on the data that ship with the package
 # make test         run all tests           make lint    ruff          make docs    strict build of the documentation
 # make wheel        build dist/*.whl        make clean   remove what was built (not .venv, not runs)
+# make install-all  install everything that the other targets need
 
 VENV ?= .venv
 CONFIG ?= config/quickstart.yml
@@ -15,7 +16,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint docs wheel clean
+.PHONY: quickstart test lint docs wheel clean install-all
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.credit
@@ -35,6 +36,8 @@ docs: $(VENV)/.credit-docs
 
 wheel: $(VENV)/.credit-test
 	$(BIN)/python -m build --wheel
+
+install-all: $(VENV)/.credit-test $(VENV)/.credit-docs $(VENV)/.cf
 
 clean:
 	rm -rf build dist docs/_build *.egg-info .pytest_cache .ruff_cache

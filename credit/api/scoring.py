@@ -19,6 +19,7 @@ from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.archive.base import ForecastArchive
 from credit.forecast.io.forecast_reader import open_forecasts
+from credit.utils.progress import show_progress
 from credit.verify.scorer import score_period
 
 # Beginnings of the names of scores, and names of baselines, that need a climatology.
@@ -42,6 +43,7 @@ def score(
     *,
     climatology_period: tuple[str, str] | None = None,
     level_units: str = "hPa",
+    progress: bool = False,
     **verification: Any,
 ) -> xr.Dataset:
     """Return the scores of ``credit verify`` for all variables that are in both the forecasts and the truth.
@@ -55,6 +57,7 @@ def score(
             computed; it must not contain times of the forecasts. None omits the anomaly correlation and the baselines
             that need a climatology, unless ``climatology={"method": "file", "path": ...}`` names a file.
         level_units: units of the levels of `truth`: hPa, Pa or model_level.
+        progress: True to show progress bars.
         **verification: other keys of the section ``verification``, such as ``regions=["global", "europe"]``.
             With ``allow_seen=True``, the period of the forecasts may overlap the training or validation period.
 
@@ -89,7 +92,8 @@ def score(
     truth = _select_times(truth, (scored_period, fitted_period))
     config = _build_config(archive, truth, level_units, verification, has_climatology)
     reader = open_dataset_reader(config.data, truth, "truth", with_outputs=True)
-    scores = score_period(config, reader, archive, fitted_period, scored_period).table.dataset
+    with show_progress(progress):
+        scores = score_period(config, reader, archive, fitted_period, scored_period).table.dataset
     if not has_climatology:
         return _remove_climatology_scores(scores, _CLIMATOLOGY_FORECASTS, _CLIMATOLOGY_SCORES)
     if climatology_period is None:

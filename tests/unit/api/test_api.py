@@ -239,6 +239,16 @@ def test_scores_equal_those_of_the_command(folder: Path, fields: xr.Dataset, wri
     )
 
 
+def test_scoring_shows_its_progress_only_on_request(
+    fields: xr.Dataset, written_forecasts: list, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output of tests is not a terminal, like that of a notebook."""
+    credit.score(written_forecasts, fields)
+    assert capsys.readouterr().err == ""
+    credit.score(written_forecasts, fields, progress=True)
+    assert "scoring: 100%" in capsys.readouterr().err
+
+
 def test_forecasts_that_cannot_be_scored_are_refused(fields: xr.Dataset, written_forecasts: list) -> None:
     with pytest.raises(DataError, match="have no variable in common"):
         credit.score(written_forecasts, fields[["sst"]])
