@@ -138,6 +138,19 @@ class QuantilesSection(FieldSection):
         return quantiles
 
 
+class HeightCorrection(StrictModel):
+    """Correction of station values for the difference between the height of the station and the model's surface."""
+
+    lapse_rates: dict[str, FiniteFloat] = Field(
+        min_length=1,
+        description="Field in `of` -> decrease of its values per km of height, in its units, such as `{t2m: 6.5}`.",
+    )
+    orography: PathText = Field(
+        description="netCDF file with the height of the model's surface on the grid of the forecasts: a field of the "
+        "standard name surface_altitude, surface_geopotential or geopotential, without a time or level.",
+    )
+
+
 class PointsSection(ProductSection):
     """Base class of the config sections of products at stations."""
 
@@ -147,6 +160,11 @@ class PointsSection(ProductSection):
     )
     method: Literal["bilinear", "nearest"] = Field(
         "bilinear", description="Interpolation between the four surrounding cells, or the nearest cell."
+    )
+    height_correction: HeightCorrection | None = Field(
+        None,
+        description="Correct values for the height of the stations, which the column `elevation` (m) of the CSV file "
+        "contains. Default: values are not corrected.",
     )
 
 

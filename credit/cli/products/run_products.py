@@ -10,13 +10,14 @@ import numpy as np
 
 from credit.config import Config
 from credit.drawing.maps import LAND_STANDARD_NAMES, find_land_fraction
-from credit.errors import CheckpointError, ConfigError, DataError
+from credit.errors import CheckpointError, ConfigError
 from credit.forecast.io.files.names import build_file_stem
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.schema import ForecastSchema
 from credit.grid import LatLonGrid
 from credit.products.description import describe_archive, describe_schema
 from credit.products.make import PRODUCTS_FOLDER, ProductCount, make_products, plan_products
+from credit.products.static_field import read_static_field
 from credit.train.build.assets import ModelAssets
 from credit.train.checkpoint import checkpoint
 
@@ -91,25 +92,5 @@ def read_land_file(path: Path, grid: LatLonGrid) -> np.ndarray:
     Raises:
         DataError: if the file cannot be read, has no land fraction, or has a different grid.
     """
-    import xarray as xr
-
-    try:
-        dataset = xr.open_dataset(path, decode_times=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"land: {path} cannot be read ({error}); give a netCDF file") from error
-    with dataset:
-        for field in dataset.data_vars.values():
-            if field.attrs.get("standard_name") not in LAND_STANDARD_NAMES:
-                continue
-            field = field.squeeze()
-            names = {str(field[dim].attrs.get("standard_name", dim)): dim for dim in field.dims}
-            if set(names) != {"latitude", "longitude"}:
-                raise DataError(f"land: {path}: the dimensions of {field.name} are not latitude and longitude")
-            field = field.transpose(names["latitude"], names["longitude"])
-            lat, lon = (field[names[name]].values for name in ("latitude", "longitude"))
-            file_grid, order = LatLonGrid.from_coords(lat, lon, origin=str(path))
-            mismatch = file_grid.describe_mismatch(grid)
-            if mismatch:
-                raise DataError(f"land: {path} {mismatch}; it must be on the grid of the forecasts")
-            return order.apply(field.values)
-    raise DataError(f"land: {path} has no field with the standard name {' or '.join(LAND_STANDARD_NAMES)}")
+    land_HW, _ = read_static_field(path, LAND_STANDARD_NAMES, grid, "land")
+    return land_HW

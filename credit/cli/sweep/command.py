@@ -101,13 +101,13 @@ def run_command(arguments: argparse.Namespace) -> int:
             _print_results(sweep, arguments.json)
             return 0
         failures = sweep.train(arguments.jobs, arguments.ranks)
-        csv_path = sweep.write_csv()
+        tables = sweep.write_tables()
         _print_results(sweep, arguments.json)
         # The JSON document of --json contains the reasons for failures.
         if not arguments.json:
             for failure in failures:
                 print(failure)
-            print(f"sweep.csv  {csv_path}")
+            _print_paths(tables)
         return 1 if sweep.list_pending() else 0
 
 
@@ -162,7 +162,7 @@ def _submit_trials(sweep: Sweep, arguments: argparse.Namespace) -> int:
     for result in sweep.read_results():
         if result.state == "failed":
             print(f"{result.trial.name} failed: {result.reason}")
-    print(f"sweep.csv  {sweep.write_csv()}")
+    _print_paths(sweep.write_tables())
     active_ids = find_active_jobs(job)
     if active_ids:
         print(f"queued or running: {' '.join(active_ids)}; run the same command again when the jobs have ended")
@@ -256,6 +256,12 @@ def _print_averages(averages: Sequence[SeedAverage], keys: Sequence[str], monito
 def _format_value(value: float | None) -> str:
     """Return a value of the monitored metric as text."""
     return _UNKNOWN if value is None else f"{value:.4g}"
+
+
+def _print_paths(tables: Sequence[Path]) -> None:
+    """Print name and path of each table that was written."""
+    for path in tables:
+        print(f"{path.name}  {path}")
 
 
 def _build_row(result: TrialResult, keys: Sequence[str]) -> list[str]:

@@ -38,13 +38,14 @@ class SeedAverage:
 def average_over_seeds(results: Sequence[TrialResult]) -> list[SeedAverage]:
     """Return the averages over the seeds, the smallest mean first.
 
-    Averages that lack a trial come last, because their seeds are not those of the others.
+    Averages over fewer done trials than another average has trials come last, because their seeds are not those of the
+    others. Trials that do not set the seed are left out.
 
     Args:
         results: results of all trials.
 
     Returns:
-        The averages; empty if no two trials differ only in their seed.
+        The averages; empty if no two trials that set the seed differ only in their seed.
     """
     groups: dict[tuple[tuple[str, str], ...], list[TrialResult]] = defaultdict(list)
     for result in results:
@@ -55,7 +56,8 @@ def average_over_seeds(results: Sequence[TrialResult]) -> list[SeedAverage]:
     if all(len(group) == 1 for group in groups.values()):
         return []
     averages = [_average_group(dict(key), group) for key, group in groups.items()]
-    return sorted(averages, key=_sort_key)
+    num_seeds = max(average.num_trials for average in averages)
+    return sorted(averages, key=lambda average: (average.num_done < num_seeds, average.mean is None, average.mean or 0))
 
 
 def _average_group(values: dict[str, str], group: Sequence[TrialResult]) -> SeedAverage:
@@ -64,12 +66,6 @@ def _average_group(values: dict[str, str], group: Sequence[TrialResult]) -> Seed
     mean = statistics.fmean(best) if best else None
     deviation = statistics.stdev(best) if len(best) > 1 else None
     return SeedAverage(values, len(group), len(best), mean, deviation)
-
-
-def _sort_key(average: SeedAverage) -> tuple[bool, bool, float]:
-    """Return the key by which averages are sorted."""
-    is_incomplete = average.num_done < average.num_trials
-    return is_incomplete, average.mean is None, average.mean or 0.0
 
 
 def write_seeds_csv(path: Path, averages: Sequence[SeedAverage], keys: Sequence[str], monitor: str) -> None:
@@ -83,7 +79,7 @@ def write_seeds_csv(path: Path, averages: Sequence[SeedAverage], keys: Sequence[
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*keys, f"mean {monitor}", "standard deviation", "trials done", "trials"])
+    writer.writerow([*keys, f"mean_{monitor}", f"std_{monitor}", "num_done", "num_trials"])
     for average in averages:
         values = [average.values.get(key, "") for key in keys]
         row = [*values, average.mean, average.deviation, average.num_done, average.num_trials]

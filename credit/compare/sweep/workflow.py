@@ -101,19 +101,24 @@ class Sweep:
         """Return the results of all trials in the folder, the best trial first."""
         return read_results(self.folder, self._record.trials)
 
-    def write_csv(self) -> Path:
-        """Write the results of all trials to ``sweep.csv``, and return its path.
+    def write_tables(self) -> list[Path]:
+        """Write the results of all trials to ``sweep.csv``, and return the paths of the written tables.
 
-        If trials differ only in their seed, ``seeds.csv`` contains the averages over the seeds.
+        If trials differ only in their seed, the averages over the seeds are written to ``seeds.csv``.
         """
-        path = self.folder / "sweep.csv"
+        paths = [self.folder / "sweep.csv"]
         results = self.read_results()
         monitor = self.base.trainer.monitor
-        write_csv(path, results, monitor)
+        write_csv(paths[0], results, monitor)
         averages = average_over_seeds(results)
+        seeds_path = self.folder / "seeds.csv"
         if averages:
-            write_seeds_csv(self.folder / "seeds.csv", averages, remove_seed(list_changed_keys(results)), monitor)
-        return path
+            write_seeds_csv(seeds_path, averages, remove_seed(list_changed_keys(results)), monitor)
+            paths.append(seeds_path)
+        else:
+            # An earlier sweep in this folder may have left the file.
+            seeds_path.unlink(missing_ok=True)
+        return paths
 
 
 @contextmanager

@@ -62,9 +62,13 @@ def build_group(ranks_GN: torch.Tensor, device_type: str, description: str) -> d
 
 def _find_timeout(device_type: str) -> timedelta | None:
     """Return the timeout of the group of all ranks, which torch does not pass on to new groups; None if unknown."""
-    backend = dist.group.WORLD._get_backend(torch.device(device_type))
-    # Fake process groups have no options.
-    return getattr(getattr(backend, "options", None), "_timeout", None)
+    if dist.get_backend() == "fake":
+        return None
+    try:
+        return dist.group.WORLD._get_backend(torch.device(device_type)).options._timeout
+    except RuntimeError:
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL, some versions of torch wrap the backend without its options.
+        return None
 
 
 def _create_group(ranks: Sequence[int], device_type: str, description: str) -> dist.ProcessGroup:

@@ -15,6 +15,7 @@ from credit.data.formats.cf import is_vector_component
 from credit.forecast.io.schema import MEMBER
 from credit.products.base import Product, ProductCase, ProductContext, ProductOutput
 from credit.products.description import FieldInfo
+from credit.products.points.height_correction import compute_corrections, read_surface_height
 from credit.products.points.interpolation import PointInterpolator
 from credit.products.points.stations import load_stations
 from credit.products.section import PointsSection
@@ -31,20 +32,30 @@ class StationProduct(Product):
         stations: stations of the CSV file.
         infos: descriptions of the fields.
         interpolator: interpolator from the grid of the forecasts to the stations.
+        corrections: name of a field -> (S,) what is added to its values to correct them for the height of the stations.
     """
 
     def __init__(self, section: PointsSection, context: ProductContext) -> None:
         super().__init__(section, context)
         self.inputs = tuple(section.of)
         self.infos = [context.find_field(name) for name in section.of]
-        self.stations = load_stations(Path(section.stations), f"{context.key}.stations")
+        correction = section.height_correction
+        self.stations = load_stations(Path(section.stations), f"{context.key}.stations", correction is not None)
         lat_S = np.array([station.latitude for station in self.stations])
         lon_S = np.array([station.longitude for station in self.stations])
         self.interpolator = PointInterpolator(context.forecasts.grid, lat_S, lon_S, section.method)
+        self.corrections: dict[str, np.ndarray] = {}
+        if correction is not None:
+            key = f"{context.key}.height_correction"
+            height_HW = read_surface_height(Path(correction.orography), context.forecasts.grid, f"{key}.orography")
+            self.corrections = compute_corrections(
+                correction, self.infos, self.stations, self.interpolator, height_HW, key
+            )
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the section and a checksum of the stations, because the CSV file may change."""
-        checksum = hashlib.sha256(repr(self.stations).encode()).hexdigest()[:16]
+        """Return the settings of the section and a checksum of the stations and corrections, whose files may change."""
+        corrections = {name: correction_S.tolist() for name, correction_S in self.corrections.items()}
+        checksum = hashlib.sha256(repr((self.stations, corrections)).encode()).hexdigest()[:16]
         return {**super().settings(), "station_checksum": checksum}
 
 
@@ -69,7 +80,10 @@ class StationSeries(ProductOutput):
         for info in self.product.infos:
             fields_NHW = self.case.fields.read(info.name, lead_index)
             is_vector = is_wind_component(info)
-            self.values[info.name].append(self.product.interpolator.apply(fields_NHW, is_vector))
+            values_NS = self.product.interpolator.apply(fields_NHW, is_vector)
+            if info.name in self.product.corrections:
+                values_NS = values_NS + self.product.corrections[info.name]
+            self.values[info.name].append(values_NS)
 
     def stack_series(self) -> dict[str, np.ndarray]:
         """Return a mapping from the name of each field to its values at all lead times, (L, N, S)."""

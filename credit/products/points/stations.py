@@ -9,6 +9,9 @@ from pathlib import Path
 from credit.errors import DataError, did_you_mean
 
 _COLUMNS = ("name", "latitude", "longitude")
+# Range of plausible elevations in m; the shore of the Dead Sea is at -430 m, Mount Everest at 8849 m.
+_ELEVATION = "elevation"
+_ELEVATION_RANGE = (-500.0, 9000.0)
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,16 @@ class Station:
         name: name of the station, unique in the list.
         latitude: degrees north.
         longitude: degrees east, from -180 to below 180.
+        elevation: height above sea level in m; None if it is not needed.
     """
 
     name: str
     latitude: float
     longitude: float
+    elevation: float | None = None
 
 
-def load_stations(path: Path, key: str) -> list[Station]:
+def load_stations(path: Path, key: str, with_elevation: bool = False) -> list[Station]:
     """Return the stations of a CSV file with the columns ``name``, ``latitude`` and ``longitude``.
 
     Other columns are ignored.
@@ -34,6 +39,7 @@ def load_stations(path: Path, key: str) -> list[Station]:
     Args:
         path: path of the CSV file.
         key: config key that contains the path, for messages.
+        with_elevation: True to read the column ``elevation`` as well.
 
     Raises:
         DataError: if the file cannot be read, lacks a column, has no station, repeats a name, or has coordinates that
@@ -45,13 +51,14 @@ def load_stations(path: Path, key: str) -> list[Station]:
             rows = csv.DictReader(file)
             columns = [str(name).strip().lower() for name in rows.fieldnames or ()]
             rows.fieldnames = columns
-            for name in _COLUMNS:
+            needed_columns = (*_COLUMNS, _ELEVATION) if with_elevation else _COLUMNS
+            for name in needed_columns:
                 if name not in columns:
                     raise DataError(
                         f"{key}: {path} has no column {name}{did_you_mean(name, columns)}; its first line must name "
-                        f"the columns {', '.join(_COLUMNS)}"
+                        f"the columns {', '.join(needed_columns)}"
                     )
-            stations = [_parse_station(row, f"{key}: {path}, line {rows.line_num}") for row in rows]
+            stations = [_parse_station(row, f"{key}: {path}, line {rows.line_num}", with_elevation) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{key}: {path} cannot be read ({reason}); name a CSV file of stations") from error
@@ -64,20 +71,25 @@ def load_stations(path: Path, key: str) -> list[Station]:
     return stations
 
 
-def _parse_station(row: dict[str, str | None], origin: str) -> Station:
+def _parse_station(row: dict[str, str | None], origin: str, with_elevation: bool) -> Station:
     """Return the station of a row of the CSV file; `origin` identifies the row in messages."""
     name = (row["name"] or "").strip()
     if not name:
         raise DataError(f"{origin}: the station has no name; write one")
-    numbers = []
-    for column, limit in (("latitude", 90.0), ("longitude", 360.0)):
+    ranges = {"latitude": (-90.0, 90.0), "longitude": (-360.0, 360.0)}
+    if with_elevation:
+        ranges[_ELEVATION] = _ELEVATION_RANGE
+    numbers: dict[str, float] = {}
+    for column, (low, high) in ranges.items():
+        units = "m" if column == _ELEVATION else "degrees"
         text = (row[column] or "").strip()
         try:
-            number = float(text)
+            numbers[column] = float(text)
         except ValueError as error:
-            raise DataError(f'{origin}: {column} "{text}" of {name} is not a number; write decimal degrees') from error
-        if not abs(number) <= limit:
-            raise DataError(f"{origin}: {column} {text} of {name} is outside -{limit:g}..{limit:g} degrees; correct it")
-        numbers.append(number)
-    latitude, longitude = numbers
-    return Station(name, latitude, (longitude + 180.0) % 360.0 - 180.0)
+            raise DataError(
+                f'{origin}: {column} "{text}" of {name} is not a number; write it in {units}, such as 47.5'
+            ) from error
+        if not low <= numbers[column] <= high:
+            raise DataError(f"{origin}: {column} {text} of {name} is outside {low:g}..{high:g} {units}; correct it")
+    longitude = (numbers["longitude"] + 180.0) % 360.0 - 180.0
+    return Station(name, numbers["latitude"], longitude, numbers.get(_ELEVATION))

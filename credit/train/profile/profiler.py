@@ -94,7 +94,7 @@ class StepProfiler:
             # A CPU has no TF32.
             self._rate = "float32"
         # The operations are counted and the rates measured before the first step, so that no step includes this time.
-        # Counting takes a second; without a profile it happens when the first rows are logged.
+        # Counting takes about a second; without a profile it happens when the first rows are logged.
         self._passes = self._count_operations_by_pass()
         dtype = torch.bfloat16 if self._rate == "bfloat16" else torch.float32
         self._rates = measure_rates(parts.device, dtype)

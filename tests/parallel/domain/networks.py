@@ -202,7 +202,7 @@ def run(network: nn.Module, x_BCTHW: Tensor, cotangent_BCTHW: Tensor, condition:
 
 @functools.cache
 def run_whole_network(name: str) -> Result:
-    """Return the result of the whole network of a case; it is the same for all divisions."""
+    """Return the result of the whole network of a case, which must not be modified; all divisions share it."""
     return run(build_network(CASES[name]), *draw_inputs(CASES[name]))
 
 
@@ -217,7 +217,7 @@ def compare(
     Args:
         name: key of the variant of the network in `CASES`.
         num_parts: (M, N) numbers of parts of the rows and of the columns.
-        context: context in which the divided network is built and run, but not the whole network; None for none.
+        context: context in which the network is divided, compiled and run, but not the whole network; None for none.
         backend: backend of torch.compile for the divided network; None to run it without compilation.
 
     Returns:

@@ -114,7 +114,7 @@ def split_and_compiled() -> None:
 
 
 class PlannedStage(nn.Module):
-    """Module with a plan for the layers of the sharding units inside, which have no plan themselves."""
+    """Module whose plan covers the layers of its inner sharding units; these units have no plan."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from credit.parallel.watchdog import Watchdog
 
 
 def main(silent: bool) -> None:
-    """Take four steps, of which rank 1 begins the last collective 7 s late.
+    """Take four steps. Rank 1 begins the collective of the last step 7 s late.
 
     Args:
         silent: True if the whole process of rank 1 is stopped for this time, False if only its main thread waits.

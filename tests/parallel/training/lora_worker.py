@@ -51,7 +51,7 @@ def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
 
 
 def randomise_b(name_and_value: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """Return the initial value of an adapter, but a random one for b: as long as b is zero, a has no gradient."""
+    """Return name and value of a factor of an adapter. b becomes random, since a has no gradient while b is zero."""
     name, value = name_and_value
     if name.endswith(".b"):
         value = 0.05 * torch.randn(value.shape, generator=build_generator(7, name))

@@ -88,7 +88,7 @@ class ScriptPart(ComparisonPart):
     """A part whose process runs a Python script, with the name of the file STOP as its argument."""
 
     def command_line(self) -> list[str]:
-        """Return the words of the process; `overrides` has the script."""
+        """Return the command line; `overrides[0]` is the script."""
         return [sys.executable, "-c", self.overrides[0], str(self.stop_file)]
 
 

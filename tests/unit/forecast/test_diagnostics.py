@@ -244,8 +244,8 @@ def test_variables_derived_from_masked_ones_are_masked(tmp_path: Path) -> None:
     np.testing.assert_array_equal(diagnostics.masks["tp24"], cells == 7)
 
 
-def test_levels_of_the_files_need_coefficients_only_for_derived_output(tmp_path: Path) -> None:
-    """In this config, neither a source with `vertical` nor a budget needs the coefficients."""
+def test_unused_coefficients_are_refused(tmp_path: Path) -> None:
+    """In this config, only output on pressure levels or derived output would need `data.coefficients`."""
     raw = {
         "experiment": "x", "save_loc": "x", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
         "data": {

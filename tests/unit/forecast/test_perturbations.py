@@ -147,8 +147,8 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
         np.testing.assert_allclose(output[:, 0, 0, 0], valid, rtol=1e-5)
 
 
-def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds in an ensemble as in training, although the layers are in evaluation mode in an ensemble."""
+def test_enabled_dropout_enters_the_random_state_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the masks of ranks that split a network differ, also in an ensemble, whose layers are in evaluation mode."""
     enter_calls: list[int] = []
     monkeypatch.setattr(RankRandomState, "enter", lambda *_: enter_calls.append(1))
     with fake_process_group(2), torch.no_grad():

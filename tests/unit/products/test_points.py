@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from PIL import Image
 
 from credit.data.formats.regrid import Regridder
@@ -271,3 +272,96 @@ def test_spreadsheets_and_other_columns_are_read(tmp_path: Path) -> None:
     path.write_text("\ufeffheight, Name ,Latitude,LONGITUDE\n5,A,10,350\n", encoding="utf-8")
     (station,) = load_stations(path, "key")
     assert (station.name, station.latitude, station.longitude) == ("A", 10.0, -10.0)
+
+
+ELEVATIONS = "name,latitude,longitude,elevation\nValley,47,11,600\nSummit,47,11,3400\n"
+
+
+def write_orography(path: Path, standard_name: str = "surface_altitude", units: str = "m", scale: float = 1.0) -> Path:
+    """Write the height of a slope that rises towards the south, from 0 m, on the grid of the forecasts."""
+    height = scale * np.broadcast_to(np.arange(GRID.shape[0])[:, None] * 100.0, GRID.shape)
+    field = xr.DataArray(
+        height[None],
+        dims=("time", "latitude", "longitude"),
+        coords={"time": [0], "latitude": GRID.lat, "longitude": GRID.lon},
+        attrs={"standard_name": standard_name, "units": units},
+    )
+    # A field of the same standard name with levels is not the surface.
+    levels = field.expand_dims(level=[500.0, 850.0])
+    xr.Dataset({"air": levels, "surface": field}).to_netcdf(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("standard_name", "units", "scale"),
+    [
+        ("surface_altitude", "m", 1.0),
+        ("geopotential", "m2 s-2", 9.80665),
+        ("surface_geopotential", "m**2 s**-2", 9.80665),
+    ],
+)
+def test_temperatures_are_corrected_for_the_height_of_the_station(
+    archive: ForecastArchive, tmp_path: Path, standard_name: str, units: str, scale: float
+) -> None:
+    path = tmp_path / "stations.csv"
+    path.write_text(ELEVATIONS)
+    orography = write_orography(tmp_path / "orography.nc", standard_name, units, scale)
+    entry = {"kind": "stations", "of": ["t2m", "msl", "q"], "stations": str(path)}
+    correction = {"lapse_rates": {"t2m": 6.5, "q": 5.0}, "orography": str(orography)}
+    entries = [
+        {"kind": "quantiles", "name": "q", "of": "t2m", "quantiles": [0.5], "write": False},
+        {**entry, "name": "plain"},
+        {**entry, "name": "corrected", "height_correction": correction},
+    ]
+    write_product_files(archive, tmp_path / "products", *entries)
+    folder = tmp_path / "products" / "2001-04-01T00"
+    plain, corrected = (pd.read_csv(folder / f"{name}.csv") for name in ("plain", "corrected"))
+    height_HW = np.broadcast_to(np.arange(GRID.shape[0])[:, None] * 100.0, GRID.shape)
+    model_height = interpolate_by_search(GRID, height_HW, 47.0, 11.0)
+    for station, elevation in (("Valley", 600.0), ("Summit", 3400.0)):
+        for variable, lapse_rate in (("t2m", 6.5), ("q", 5.0), ("msl", 0.0)):
+            rows = (plain.station == station) & (plain.variable == variable)
+            difference = (corrected[rows].value - plain[rows].value).to_numpy()
+            # Values have six significant digits.
+            expected = lapse_rate / 1000 * (model_height - elevation)
+            np.testing.assert_allclose(difference, expected, atol=2e-3 if variable != "msl" else 0)
+            assert len(difference) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "lapse_rates", "changes", "message"),
+    [
+        (ELEVATIONS, {"u10": 6.5}, {}, r"height_correction.lapse_rates: u10 is not in the key `of`"),
+        (ELEVATIONS, {"s": 6.5}, {}, "s is a probability or a spread"),
+        ("name,latitude,longitude\nA,1,2\n", {"t2m": 6.5}, {}, "has no column elevation"),
+        ("name,latitude,longitude,elevation\nA,1,2,\n", {"t2m": 6.5}, {}, 'elevation "" of A is not a number'),
+        (
+            "name,latitude,longitude,elevation\nA,1,2,9999\n",
+            {"t2m": 6.5},
+            {},
+            "elevation 9999 of A is outside",
+        ),
+        (
+            ELEVATIONS,
+            {"t2m": 6.5},
+            {"standard_name": "altitude"},
+            "no field with the standard name surface_altitude",
+        ),
+        (ELEVATIONS, {"t2m": 6.5}, {"units": "K"}, "orography"),
+    ],
+)
+def test_wrong_height_corrections_are_refused(
+    archive: ForecastArchive, tmp_path: Path, text: str, lapse_rates: dict, changes: dict, message: str
+) -> None:
+    path = tmp_path / "stations.csv"
+    path.write_text(text)
+    orography = write_orography(tmp_path / "orography.nc", **changes)
+    entries = [
+        {"kind": "spread", "name": "s", "of": "t2m", "write": False},
+        {
+            "kind": "stations", "name": "a", "of": ["t2m", "s"], "stations": str(path),
+            "height_correction": {"lapse_rates": lapse_rates, "orography": str(orography)},
+        },
+    ]  # fmt: skip
+    with pytest.raises(CreditError, match=message):
+        plan_entries(archive, *entries)

@@ -24,7 +24,7 @@ def test_average_follows_the_formula() -> None:
     assert torch.allclose(average.average["weight"], torch.tensor(expected))
 
 
-def test_applied_swaps_and_restores() -> None:
+def test_applied_average_replaces_weights_and_restores_them() -> None:
     torch.manual_seed(0)
     model = spectral_norm.apply_spectral_norm(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)))
     average = EMA(model, decay=0.9)

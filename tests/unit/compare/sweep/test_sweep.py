@@ -24,7 +24,7 @@ GRID = ("--grid", "trainer.learning_rate=1e-4,3e-4,1e-3")
 
 @pytest.fixture
 def trained_trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the trained trials; a function replaces their processes, and the learning rate 3e-4 fails once."""
+    """Names of the trained trials. A function replaces their processes; trials with the rate 3e-4 fail at first."""
     names: list[str] = []
 
     def train(words: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> FinishedProcess:
@@ -107,10 +107,22 @@ def test_trials_that_differ_only_in_their_seed_are_averaged(
     with (tmp_path / "sweep" / "seeds.csv").open(newline="") as file:
         best, *others = csv.DictReader(file)
     assert best["trainer.learning_rate"] == "3e-4" and len(others) == 2
-    assert float(best["mean skill"]) == pytest.approx(0.51)
+    assert float(best["mean_skill"]) == pytest.approx(0.51)
     # The sample standard deviation of 0.50, 0.51 and 0.52.
-    assert float(best["standard deviation"]) == pytest.approx(0.01)
-    assert (best["trials done"], best["trials"]) == ("3", "3")
+    assert float(best["std_skill"]) == pytest.approx(0.01)
+    assert (best["num_done"], best["num_trials"]) == ("3", "3")
+
+
+def test_averages_over_fewer_seeds_come_last(
+    trained_trials: list[str], sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trial that does not set the seed is left out, and the smaller mean of a single seed does not come first."""
+    assert sweep("--grid", "trainer.learning_rate=1e-3") == 0
+    assert sweep("--grid", "trainer.learning_rate=1e-3", "seed=1000") == 0
+    capsys.readouterr()
+    assert sweep("--grid", "trainer.learning_rate=1e-4", "seed=1000,2000") == 0
+    rows = [line.split() for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
+    assert rows[1:3] == [["1e-4", "0.905", "0.007071", "2", "of", "2"], ["1e-3", "0.7", "-", "1", "of", "1"]]
 
 
 def test_seeds_are_not_averaged_without_trials_of_several_seeds(

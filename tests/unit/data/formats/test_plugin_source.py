@@ -193,8 +193,8 @@ def test_each_field_belongs_to_its_time(times: Any) -> None:
         assert set(reader.read(index).ravel()) == {date.day * 24 + date.hour}
 
 
-def with_attributes(**changes: Any) -> Callable[[], MemorySource]:
-    """Return a function that builds a source with these attributes."""
+def build_source_factory(**changes: Any) -> Callable[[], MemorySource]:
+    """Return a function that builds a `MemorySource` with these arguments."""
     return lambda: MemorySource(**changes)
 
 
@@ -224,22 +224,22 @@ def label_with_another_time(field: np.ndarray) -> xr.DataArray:
 @pytest.mark.parametrize(
     ("build_source", "phrases"),
     [
-        (with_attributes(variables=None), ["variables must map names to SourceVariable"]),
-        (with_attributes(variables={"t": "K"}), ["variables must map names to SourceVariable"]),
-        (with_attributes(variables={"time": SourceVariable("K")}), ["time has the name of a coordinate"]),
-        (with_attributes(variables={"t": SourceVariable("K", (500, 500))}), ["the levels of t contain a value twice"]),
-        (with_attributes(times=[]), ["times must be at least one date"]),
-        (with_attributes(times=[0, 6, 12, 18]), ["times fails", "must be a list of dates"]),
-        (with_attributes(times=[START] * 4), ["2000-01-01T00:00 occurs twice"]),
-        (with_attributes(times=[START + timedelta(seconds=n) for n in range(4)]), ["whole minutes", "0, 1"]),
-        (with_attributes(latitude=np.full(H, np.nan)), ["latitude must be a list of finite numbers"]),
-        (with_attributes(latitude=["north"] * H), ["latitude fails", "could not convert"]),
-        (with_attributes(longitude=LON[:5]), ["are not equally spaced around the globe"]),
-        (with_attributes(latitude_bounds=np.zeros(H)), ["latitude_bounds must be (8, 2) numbers"]),
-        (with_attributes(latitude_bounds="none"), ["latitude_bounds fails", "could not convert"]),
-        (with_attributes(version=lambda: 2), ["version must be a string or a number"]),
-        (with_attributes(attributes="mine"), ["attributes must map names to strings; is 'mine'"]),
-        (with_attributes(variables={"t": SourceVariable(None)}),
+        (build_source_factory(variables=None), ["variables must map names to SourceVariable"]),
+        (build_source_factory(variables={"t": "K"}), ["variables must map names to SourceVariable"]),
+        (build_source_factory(variables={"time": SourceVariable("K")}), ["time has the name of a coordinate"]),
+        (build_source_factory(variables={"t": SourceVariable("K", (500, 500))}), ["levels of t contain a value twice"]),
+        (build_source_factory(times=[]), ["times must be at least one date"]),
+        (build_source_factory(times=[0, 6, 12, 18]), ["times fails", "must be a list of dates"]),
+        (build_source_factory(times=[START] * 4), ["2000-01-01T00:00 occurs twice"]),
+        (build_source_factory(times=[START + timedelta(seconds=n) for n in range(4)]), ["whole minutes", "0, 1"]),
+        (build_source_factory(latitude=np.full(H, np.nan)), ["latitude must be a list of finite numbers"]),
+        (build_source_factory(latitude=["north"] * H), ["latitude fails", "could not convert"]),
+        (build_source_factory(longitude=LON[:5]), ["are not equally spaced around the globe"]),
+        (build_source_factory(latitude_bounds=np.zeros(H)), ["latitude_bounds must be (8, 2) numbers"]),
+        (build_source_factory(latitude_bounds="none"), ["latitude_bounds fails", "could not convert"]),
+        (build_source_factory(version=lambda: 2), ["version must be a string or a number"]),
+        (build_source_factory(attributes="mine"), ["attributes must map names to strings; is 'mine'"]),
+        (build_source_factory(variables={"t": SourceVariable(None)}),
          ["the units of t must be a string, such as K; is None"]),
         (with_fields(lambda field: None), ["must return numbers of shape", "it returned object"]),
         (with_fields(lambda field: field.T),

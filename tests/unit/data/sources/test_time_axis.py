@@ -86,7 +86,7 @@ def test_a_representative_year_has_the_length_of_its_calendar(calendar_name: str
         match_times("cyclic", start + DAY * np.arange(days + 1), run_times, calendar)
 
 
-def test_sources_with_different_policies_are_read_together(tmp_path: Path) -> None:
+def test_sources_with_different_values_of_times_are_read_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     state, sst = (rng.normal(280, 5, (count, 4, 8)).astype(np.float32) for count in (40, 12))
     write_file(tmp_path / "state.nc", {"t2m": state}, hours=6.0 * np.arange(40))

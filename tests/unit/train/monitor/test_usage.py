@@ -118,7 +118,7 @@ def test_usage_is_counted_from_a_checkpoint_of_an_older_version(clock: SimpleNam
     meter.add_steps([1], 10.0, 0.0)
     meter.to_dict()
     train_state.step = 501
-    summary = build_summary(use_cpu_name(meter), train_state, "skill", 1, [2.4], 1.0)
+    summary = build_summary(set_cpu_device(meter), train_state, "skill", 1, [2.4], 1.0)
     assert summary["counted_since_step"] == 500 and summary["kwh_per_1000_samples"] == pytest.approx(1000 / 24)
     assert "since step 500" in format_summary(summary, Path("run"), 501)
 
@@ -129,12 +129,12 @@ def test_a_run_without_steps_has_no_energy_per_sample(clock: SimpleNamespace) ->
     meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
     clock.seconds += 36
     meter.to_dict()
-    summary = build_summary(use_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
+    summary = build_summary(set_cpu_device(meter), TrainState(), "skill", 1, [], 1.0)
     assert summary["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in summary
     assert "2 kWh" in format_summary(summary, Path("run"), 20)
 
 
-def use_cpu_name(meter: UsageMeter) -> UsageMeter:
+def set_cpu_device(meter: UsageMeter) -> UsageMeter:
     """Set the device of a GPU meter to the CPU, because a summary reads the name of the device."""
     meter.device = CPU
     return meter
@@ -150,7 +150,7 @@ def test_the_summary_by_hand(clock: SimpleNamespace) -> None:
     meter.add_energy(3.6e5)
     meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
     train_state = TrainState(step=10, best=0.25, best_step=8)
-    summary = build_summary(use_cpu_name(meter), train_state, "skill", 1, [4.0, 5.0, 9.0], 2.5)
+    summary = build_summary(set_cpu_device(meter), train_state, "skill", 1, [4.0, 5.0, 9.0], 2.5)
     shares = {"steps": 0.5, "data_wait": 0.05, "validation": 0.2, "checkpoints": 0.1, "other": 0.2}
     assert summary["time_shares"] == pytest.approx(shares)
     assert (summary["samples"], summary["samples_per_s_mean"], summary["samples_per_s_median"]) == (240, 4.8, 5.0)
@@ -167,7 +167,7 @@ def test_the_summary_names_the_best_checkpoint_that_exists(clock: SimpleNamespac
     meter = build_meter()
     clock.seconds += 60
     meter.to_dict()
-    summary = build_summary(use_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
+    summary = build_summary(set_cpu_device(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
     folder = tmp_path / "checkpoints"
     assert (
         "best      skill 0.2500 at step 8, whose checkpoint could not be saved\n"
@@ -189,10 +189,10 @@ def test_a_best_skill_not_better_than_persistence_is_a_warning(
     meter = build_meter()
     clock.seconds += 60
     meter.to_dict()
-    summary = build_summary(use_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
+    summary = build_summary(set_cpu_device(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
     assert ("no validation was better than persistence" in format_summary(summary, Path("run"), 20)) == warns
     # Other monitored quantities have no such limit.
-    summary = build_summary(use_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
+    summary = build_summary(set_cpu_device(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
     assert "warning" not in format_summary(summary, Path("run"), 20)
 
 

@@ -133,8 +133,8 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
     assert len(pairs) == 2
 
 
-def test_products_do_not_depend_on_their_number_in_a_call() -> None:
-    """The number of pairs that end at a time depends on the share of the training data that a rank has."""
+def test_products_are_equal_if_computed_together_or_separately() -> None:
+    """Ranks divide the training data, so the number of products in a call depends on the number of ranks."""
     means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
     fields = _draw_fields()
     reference = ReferenceFields(fields["truth"], fields["normal"])

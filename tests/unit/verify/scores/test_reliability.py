@@ -38,7 +38,7 @@ def draw_event(
     return EventStatistics(DAY * np.arange(days), *planes, nothing, nothing, nothing, num_members=members)
 
 
-def test_points_of_small_ensembles_are_all_probabilities() -> None:
+def test_small_ensembles_have_a_point_for_each_probability() -> None:
     """With up to 11 probabilities, each is a point. `test_events.py` tests the diagram itself."""
     events = draw_event(80, 10, np.linspace(0.1, 0.9, 11))
     metrics = ReliabilityStatistics.build(events).metrics()
