@@ -58,8 +58,8 @@ def score(
             that need a climatology, unless ``climatology={"method": "file", "path": ...}`` names a file.
         level_units: units of the levels of `truth`: hPa, Pa or model_level.
         progress: True to show progress bars.
-        **verification: other keys of the section ``verification``, such as ``regions=["global", "europe"]``.
-            With ``allow_seen=True``, the period of the forecasts may overlap the training or validation period.
+        **verification: other keys of the section ``verification``, such as ``regions=["global", "europe"]``. With
+            ``allow_seen=True``, the forecasts may overlap the training or validation period.
 
     Returns:
         Dataset of scores in physical units, such as ``rmse``, ``bias`` and ``mae``, and for an ensemble ``crps_fair``
@@ -82,8 +82,8 @@ def score(
         archive = DatasetArchive(datasets, "forecast", level_units)
     has_climatology = climatology_period is not None or _has_climatology_file(verification)
     _require_supported_settings(verification, has_climatology)
-    # The period to score, and the period to which the climatology is fitted. Without a climatology, the fit uses the
-    # first times of the forecasts, and all results that depend on the fit are dropped.
+    # Without a climatology, the fit uses the first times of the forecasts, and all results that depend on it are
+    # dropped.
     first_initial = int(archive.initial_minutes[0])
     scored_period = Split("forecasts", first_initial, int(archive.initial_minutes[-1] + archive.lead_minutes[-1]))
     fitted_period = Split("climatology", first_initial, first_initial + int(archive.lead_minutes[0]))
@@ -94,10 +94,21 @@ def score(
     reader = open_dataset_reader(config.data, truth, "truth", with_outputs=True)
     with show_progress(progress):
         scores = score_period(config, reader, archive, fitted_period, scored_period).table.dataset
+    return _select_defined_scores(scores, has_climatology, climatology_period is not None)
+
+
+def _select_defined_scores(scores: xr.Dataset, has_climatology: bool, has_fit: bool) -> xr.Dataset:
+    """Return the scores without those that need a climatology, or a fit to a period of truth, that does not exist.
+
+    Args:
+        scores: dataset of the scores.
+        has_climatology: True if there is a climatology.
+        has_fit: True if the climatology was fitted to a period of truth.
+    """
     if not has_climatology:
         return _remove_climatology_scores(scores, _CLIMATOLOGY_FORECASTS, _CLIMATOLOGY_SCORES)
-    if climatology_period is None:
-        # Damped persistence needs a fit to a period of truth, which a climatology from a file does not provide.
+    # Damped persistence needs a fit to a period of truth, which a climatology from a file does not provide.
+    if not has_fit:
         return _remove_climatology_scores(scores, ("damped_persistence", BEST_BASELINE), ())
     return scores
 
