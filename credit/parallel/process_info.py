@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
@@ -16,6 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from credit.errors import ConfigError
 from credit.parallel.groups.object_tree import RankTree
+
+logger = logging.getLogger(__name__)
 
 # Variables of each launcher: rank, number of ranks, rank on the host, number of ranks on the host. The first launcher
 # whose rank and number of ranks are set is used. MPI precedes Slurm, because mpirun starts its daemons with srun, and
@@ -178,6 +181,7 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         yield None
         return
     _raise_open_file_limit(process.world)
+    _lower_debug_level(process)
     # With this setting, gloo connects two ranks at their first communication, and not all pairs of ranks at the start
     # (benchmarks/lab_notes.md).
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
@@ -202,12 +206,7 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         backend = "cpu:gloo,cuda:nccl"
         bound_device = device
     dist.init_process_group(
-        backend,
-        store=store,
-        rank=process.rank,
-        world_size=process.world,
-        timeout=timeout,
-        device_id=bound_device,
+        backend, store=store, rank=process.rank, world_size=process.world, timeout=timeout, device_id=bound_device
     )
     try:
         # Connect the ranks that will exchange objects. From here on, the loss of a connected rank is noticed at once.
@@ -217,6 +216,22 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _lower_debug_level(process: ProcessInfo) -> None:
+    """Replace torch's debug level DETAIL, under which a correct run with more than two ranks would fail.
+
+    With this level, torch numbers the messages of each rank and requires equal numbers on all ranks. Along a tree,
+    however, ranks send different numbers of messages (`credit.parallel.groups.object_tree`).
+    """
+    if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+        return
+    dist.set_debug_level(dist.DebugLevel.INFO)
+    if process.is_main:
+        logger.warning(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL is not supported, because the ranks send different numbers of messages; "
+            "the level INFO is used instead"
+        )
 
 
 def _raise_open_file_limit(world: int) -> None:

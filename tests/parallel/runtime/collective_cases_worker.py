@@ -39,7 +39,10 @@ def raise_multiple_errors() -> None:
 def main() -> None:
     process_info = read_process_info()
     rank = process_info.rank
+    # With this level, torch would require equal numbers of messages on all ranks.
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
     with process_group(process_info, torch.device("cpu"), 1):
+        assert dist.get_debug_level() == dist.DebugLevel.INFO
         assert run_on_all_ranks(lambda: rank) == [0, 1, 2, 3]
         assert run_on_all_ranks(lambda: "equal") == ["equal"] * 4
         assert run_on_all_ranks(lambda: rank // 2) == [0, 0, 1, 1]
