@@ -39,7 +39,8 @@ def choose_compute_precision(config: Config, sharded: bool) -> str:
 class _OperationSum(TorchDispatchMode):
     """Sum of the operations that are computed in its context, with torch's formulas.
 
-    torch's `FlopCounterMode` also assigns the operations to modules, which doubles the time of counting.
+    torch's `FlopCounterMode` also assigns the operations to modules, which takes 40 % more time. Unlike it, this class
+    does not count operations inside higher-order operators, such as `torch.cond`.
 
     Attributes:
         total: number of floating-point operations.
