@@ -49,14 +49,14 @@ def average_over_seeds(results: Sequence[TrialResult]) -> list[SeedAverage]:
     """
     groups: dict[tuple[tuple[str, str], ...], list[TrialResult]] = defaultdict(list)
     for result in results:
-        values = result.trial.values
-        if _SEED_KEY in values:
-            del values[_SEED_KEY]
-            groups[tuple(sorted(values.items()))].append(result)
+        if _SEED_KEY in result.trial.values:
+            other_values = [(key, value) for key, value in result.trial.values.items() if key != _SEED_KEY]
+            groups[tuple(sorted(other_values))].append(result)
     if all(len(group) == 1 for group in groups.values()):
         return []
     averages = [_average_group(dict(key), group) for key, group in groups.items()]
     num_seeds = max(average.num_trials for average in averages)
+    # False comes before True: first the complete averages, by their means.
     return sorted(averages, key=lambda average: (average.num_done < num_seeds, average.mean is None, average.mean or 0))
 
 

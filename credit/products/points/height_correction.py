@@ -55,18 +55,20 @@ def compute_corrections(
     height_HW: np.ndarray,
     key: str,
 ) -> dict[str, np.ndarray]:
-    """Return what is added to the values of each corrected field, name -> (S,) in the units of the field.
+    """Return the corrections of the fields, name -> (S,) in the units of the field; they are added to the values.
+
+    A correction is NaN where the height of the model is missing.
 
     Args:
         section: config section of the correction.
         infos: descriptions of the fields of the product.
         stations: the S stations, all with an elevation.
         interpolator: interpolator from the grid of the forecasts to the stations.
-        height_HW: height of the model's surface in m.
+        height_HW: height of the model's surface in m, NaN where missing.
         key: config key of the section, for messages.
 
     Raises:
-        ConfigError: if a corrected field is not a field of the product, or a shift does not change it, as for a spread.
+        ConfigError: if a corrected field is not a field of the product, or is a spread or a probability.
     """
     info_by_name = {info.name: info for info in infos}
     elevation_S = np.array([station.elevation for station in stations])

@@ -32,7 +32,7 @@ class StationProduct(Product):
         stations: stations of the CSV file.
         infos: descriptions of the fields.
         interpolator: interpolator from the grid of the forecasts to the stations.
-        corrections: name of a field -> (S,) what is added to its values to correct them for the height of the stations.
+        corrections: name of a field -> (S,) corrections for the height of the stations, which are added to its values.
     """
 
     def __init__(self, section: PointsSection, context: ProductContext) -> None:

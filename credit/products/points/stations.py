@@ -9,8 +9,8 @@ from pathlib import Path
 from credit.errors import DataError, did_you_mean
 
 _COLUMNS = ("name", "latitude", "longitude")
-# Range of plausible elevations in m; the shore of the Dead Sea is at -430 m, Mount Everest at 8849 m.
 _ELEVATION = "elevation"
+# Range of plausible elevations in m; the shore of the Dead Sea is at -430 m, Mount Everest at 8849 m.
 _ELEVATION_RANGE = (-500.0, 9000.0)
 
 

@@ -162,6 +162,7 @@ def test_every_time_is_read_once(run: Run) -> None:
     reader = make_reader()
     read_indices: list[int] = []
     original_read = reader.read
+    # `append` returns None, so the new function returns the fields.
     reader.read = lambda index: read_indices.append(index) or original_read(index)
     score_forecasts(run.config, reader, run.archive)
     assert len(read_indices) == len(set(read_indices)) == reader.reads > 0
