@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         score,
     )
 
-__version__ = "0.23.0"
+__version__ = "0.24.0"
 
 __all__ = [
     "Model",

@@ -82,6 +82,11 @@ class Model:
         """True if the network was trained with noise (``model.noise``), so members differ."""
         return bool(self._trained_config.model.noise)
 
+    @property
+    def ensemble(self) -> dict[str, Any]:
+        """Keys of the section ``inference.ensemble`` of the config; empty if the config has no ensemble."""
+        return dict((self._raw_config.get("inference") or {}).get("ensemble") or {})
+
     def to(self, device: str) -> Model:
         """Move the network to a device, and return the model.
 
@@ -102,6 +107,7 @@ class Model:
         initial_time: object = None,
         members: int | None = None,
         ensemble: Mapping[str, Any] | None = None,
+        only_member: int | None = None,
         device: str | None = None,
         progress: bool = False,
     ) -> xr.Dataset:
@@ -118,6 +124,8 @@ class Model:
             members: number of ensemble members; 1 for a forecast without members; by default the number in the config.
             ensemble: keys of the section ``inference.ensemble``, which define how the members are perturbed, such as
                 ``{"stochastic": {}}``. A network that was trained with noise needs no keys.
+            only_member: number of a member, from 0: only this member of the ensemble is computed, and the dataset has
+                no dimension ``member``. So the members of a large ensemble can be computed one after another.
             device: device to which the model is moved first, see `to`; None to keep the present device.
             progress: True to show a progress bar.
 
@@ -128,9 +136,10 @@ class Model:
 
         Raises:
             DataError: if `initial` lacks a variable, level or time, or has a different grid or unsuitable units.
-            ConfigError: if the lead time is not a multiple of the time step, or all members would be equal.
+            ConfigError: if the lead time is not a multiple of the time step, all members would be equal, or the
+                ensemble does not have the member `only_member`.
         """
-        prepared = self._prepare(initial, lead_time, initial_time, members, ensemble, device)
+        prepared = self._prepare(initial, lead_time, initial_time, members, ensemble, only_member, device)
         result = ForecastDataset(prepared.schema, prepared.initial_minutes, prepared.lead_minutes)
         for lead_index, fields_MCHW in prepared.read_steps(progress):
             result.set_fields(lead_index, fields_MCHW)
@@ -144,6 +153,7 @@ class Model:
         initial_time: object = None,
         members: int | None = None,
         ensemble: Mapping[str, Any] | None = None,
+        only_member: int | None = None,
         device: str | None = None,
         progress: bool = False,
     ) -> Iterator[xr.Dataset]:
@@ -152,7 +162,7 @@ class Model:
         The arguments and errors are the same as for `forecast`. Each step is a dataset with one valid time.
         ``xarray.concat(steps, "time")`` combines several steps.
         """
-        prepared = self._prepare(initial, lead_time, initial_time, members, ensemble, device)
+        prepared = self._prepare(initial, lead_time, initial_time, members, ensemble, only_member, device)
 
         def iterate_steps() -> Iterator[xr.Dataset]:
             for lead_index, fields_MCHW in prepared.read_steps(progress):
@@ -221,7 +231,7 @@ class Model:
         Raises:
             DataError: for the same reasons as `forecast`.
         """
-        prepared = self._prepare(initial, lead_time, initial_time, 1, None, None)
+        prepared = self._prepare(initial, lead_time, initial_time, 1, None, None, None)
         step_minutes = self._trained_config.data.step_minutes
         num_frames = self.num_input_times
         first = prepared.initial_minutes - (num_frames - 1) * step_minutes
@@ -240,18 +250,22 @@ class Model:
         initial_time: object,
         members: int | None,
         ensemble: Mapping[str, Any] | None,
+        only_member: int | None,
         device: str | None,
     ) -> PreparedForecast:
         """Prepare a forecast. The arguments and errors are the same as for `forecast`."""
         if device is not None:
             self.to(device)
         config, data = self._build_configs(members, ensemble)
+        _require_member(only_member, config)
         step_minutes = config.data.step_minutes
         last_lead = convert_to_minutes(lead_time, "lead_time")
         if last_lead % step_minutes:
             raise ConfigError(f"lead_time: {lead_time} is not a multiple of the time step {config.data.timestep}")
         lead_minutes = np.arange(step_minutes, last_lead + 1, step_minutes)
-        return prepare_forecast(self._loaded, config, data, initial, lead_minutes, initial_time)
+        return prepare_forecast(
+            self._loaded, config, data, initial, lead_minutes, initial_time, only_member=only_member
+        )
 
     def _build_configs(self, members: int | None, ensemble: Mapping[str, Any] | None) -> tuple[Config, DataConfig]:
         """Return the config of a forecast, and the section ``data`` with which the initial state is read.
@@ -305,3 +319,19 @@ class Model:
                     f"step: {channel.variable} is a {options.temporal} over the time step, which a state does not "
                     "contain; use forecast or iterate"
                 )
+
+
+def _require_member(only_member: int | None, config: Config) -> None:
+    """Raise ConfigError if the ensemble of a config does not have the member `only_member`; None is always valid."""
+    if only_member is None:
+        return
+    ensemble = config.inference.ensemble
+    if ensemble is None:
+        raise ConfigError(
+            f"only_member: {only_member} is the number of a member, but this forecast has no members; give `members`"
+        )
+    if not 0 <= only_member < ensemble.members:
+        raise ConfigError(
+            f"only_member: {only_member} is not a member of an ensemble of {ensemble.members} members; give a number "
+            f"from 0 to {ensemble.members - 1}"
+        )

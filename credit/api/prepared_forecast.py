@@ -141,6 +141,7 @@ def prepare_forecast(
     lead_minutes: np.ndarray,
     initial_time: object = None,
     with_diagnostics: bool = True,
+    only_member: int | None = None,
 ) -> PreparedForecast:
     """Check the initial state and prepare a forecast from this state.
 
@@ -153,6 +154,7 @@ def prepare_forecast(
         initial_time: time from which the forecast starts; None for the last time of `initial`.
         with_diagnostics: True for the outputs that section ``inference`` selects and derives; False for all outputs of
             the network without changes.
+        only_member: number of the only member that is computed; None for all members.
 
     Raises:
         DataError: if `initial` lacks a variable, level or time, or has a different grid or unsuitable units.
@@ -183,13 +185,17 @@ def prepare_forecast(
     forecaster = Forecaster(
         config, assets, stepper, frames, frames, model.trained_steps, model.path, model.weights_checksum
     )
-    schema, forecasts = _build_schema_and_forecasts(forecaster, reader, initial_minutes, lead_minutes)
+    schema, forecasts = _build_schema_and_forecasts(forecaster, reader, initial_minutes, lead_minutes, only_member)
     uses_dropout = inference.ensemble is not None and inference.ensemble.dropout
     return PreparedForecast(forecasts, network, uses_dropout, schema, frames, initial_minutes, lead_minutes)
 
 
 def _build_schema_and_forecasts(
-    forecaster: Forecaster, reader: FieldReader, initial_minutes: int, lead_minutes: np.ndarray
+    forecaster: Forecaster,
+    reader: FieldReader,
+    initial_minutes: int,
+    lead_minutes: np.ndarray,
+    only_member: int | None,
 ) -> tuple[ForecastSchema, OnlineForecasts]:
     """Return the schema of a forecast, and a source of its fields that runs the network when fields are read.
 
@@ -198,6 +204,8 @@ def _build_schema_and_forecasts(
         reader: reader of the dataset.
         initial_minutes: initial time in minutes.
         lead_minutes: (N,) lead times in minutes.
+        only_member: number of the only member that is computed, which gives fields without a dimension of members; None
+            for all members.
     """
     config = forecaster.config
     assets = forecaster.assets
@@ -205,7 +213,9 @@ def _build_schema_and_forecasts(
     diagnostics = build_output_diagnostics(forecaster, int(lead_minutes[-1]))
     fields = diagnostics.output_fields(assets.grid, reader.calendar)
     attributes = build_run_attributes(forecaster) | diagnostics.global_attributes
-    num_members = None if inference.ensemble is None else inference.ensemble.members
+    num_members = None
+    if inference.ensemble is not None and only_member is None:
+        num_members = inference.ensemble.members
     options = OutputOptions(variables=inference.variables, levels=inference.levels, keep_bits=inference.keep_bits)
     schema = build_schema(fields, lead_minutes.tolist(), options, num_members, attributes)
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
@@ -215,7 +225,9 @@ def _build_schema_and_forecasts(
         fields,
         [initial_minutes],
         lead_minutes.tolist(),
-        ForecastBatching(inference.batch_size, num_members, compute_member_lag(inference.ensemble)),
+        ForecastBatching(
+            inference.batch_size, num_members, compute_member_lag(inference.ensemble), first_member=only_member or 0
+        ),
         origin=forecaster.path,
         attributes=attributes,
         diagnostics=diagnostics,

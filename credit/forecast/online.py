@@ -37,6 +37,7 @@ class ForecastBatching:
             `credit.forecast.shared_forecasts.DistributedForecastFunction`.
         has_every_output: True if this rank receives the output of every step. False with domain parallelism, because
             only the first rank of a domain group receives outputs.
+        first_member: number of the first member; for single forecasts, the number of the member that they compute.
     """
 
     batch_size: int
@@ -44,6 +45,7 @@ class ForecastBatching:
     lag_minutes: int = 0
     num_ranks: int = 1
     has_every_output: bool = True
+    first_member: int = 0
 
 
 @dataclass
@@ -115,6 +117,7 @@ class OnlineForecasts(ForecastSource):
         self._lag_minutes = batching.lag_minutes
         self._num_ranks = batching.num_ranks
         self._has_every_output = batching.has_every_output
+        self._first_member = batching.first_member
         self._diagnostics = diagnostics
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
@@ -178,7 +181,7 @@ class OnlineForecasts(ForecastSource):
         self._pending = {}
         if self._diagnostics is not None:
             self._diagnostics.reset()
-        batches = build_start_batches(group, self._batch_size, self.members or 1, self._lag_minutes)
+        batches = build_start_batches(group, self._batch_size, self.members or 1, self._lag_minutes, self._first_member)
         self._num_batches = len(batches)
         self._longest_lag = 0
         for batch in batches + build_padding_batches(batches, self._num_ranks):
@@ -245,14 +248,14 @@ class OnlineForecasts(ForecastSource):
             key = (start.initial_minutes, lead)
             if members_are_adjacent:
                 # The first member adds the fields of all members.
-                if start.member == 0:
+                if start.member == self._first_member:
                     self._pending[key] = _PendingFields(fields_BCHW[index : index + num_members], num_missing=0)
                 continue
             # The members of an initial time arrive one by one, from several batches or after different lags.
             if key not in self._pending:
                 empty_MCHW = np.empty((num_members, *fields_CHW.shape), fields_CHW.dtype)
                 self._pending[key] = _PendingFields(empty_MCHW, num_missing=num_members)
-            self._pending[key].fields_MCHW[start.member] = fields_CHW
+            self._pending[key].fields_MCHW[start.member - self._first_member] = fields_CHW
             self._pending[key].num_missing -= 1
 
 

@@ -44,7 +44,9 @@ class ForecastStart:
         return self.analysis_minutes + step * step_minutes - self.initial_minutes
 
 
-def build_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
+def build_starts(
+    initial_times: Sequence[int], members: int = 1, lag_minutes: int = 0, first_member: int = 0
+) -> list[ForecastStart]:
     """Return the starts of all members of all initial times, in a list in which members of the same time are adjacent.
 
     Args:
@@ -52,22 +54,23 @@ def build_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: in
         members: number of members; 1 for single forecasts.
         lag_minutes: interval between the analyses of successive members. Member m starts from the analysis m intervals
             before the initial time. With 0, all members start at the initial time.
+        first_member: number of the first member.
     """
     starts = []
     for initial_minutes in initial_times:
-        for member in range(members):
+        for member in range(first_member, first_member + members):
             starts.append(ForecastStart(initial_minutes, member, initial_minutes - member * lag_minutes))
     return starts
 
 
 def build_start_batches(
-    initial_times: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0
+    initial_times: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0, first_member: int = 0
 ) -> list[list[ForecastStart]]:
     """Return the starts of all forecasts in batches of `batch_size`; the last batch may be smaller.
 
     See `build_starts` for the order of the starts and for the other arguments.
     """
-    starts = build_starts(initial_times, members, lag_minutes)
+    starts = build_starts(initial_times, members, lag_minutes, first_member)
     return [starts[first : first + batch_size] for first in range(0, len(starts), batch_size)]
 
 

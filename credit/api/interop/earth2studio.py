@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,14 +22,18 @@ Coords = OrderedDict[str, np.ndarray]
 Hook = Callable[[Tensor, Coords], tuple[Tensor, Coords]]
 # The last dimensions of all fields; batch dimensions, such as ``ensemble``, come before them.
 _DIMS = ("time", "lead_time", "variable", "lat", "lon")
-# Keys of section `inference` that select all outputs of the network and no ensemble, independent of the config.
+# Name of the batch dimension with the numbers of the members, in the ensemble workflow of earth2studio.
+_MEMBER_DIM = "ensemble"
+# Keys of section `inference.ensemble` on which the noise of a network with `model.noise` depends. Other keys have no
+# effect, because earth2studio perturbs the initial states.
+_NOISE_KEYS = ("seed", "control", "model_noise")
+# Keys of section `inference` that select all outputs of the network, independent of the config.
 _PLAIN_OUTPUT = (
     "derive={}",
     "pressure_levels=null",
     "variables=null",
     "levels=null",
     "keep_bits=null",
-    "ensemble=null",
 )
 
 
@@ -45,9 +50,13 @@ class PrognosticModel:
     separately, so the values equal those of ``credit rollout`` with ``inference.batch_size=1``, bit for bit. With a
     hook, the state is converted to physical units and back between two steps, which changes the last digits.
 
+    A network that was trained with noise makes ensembles if the input has the dimension ``ensemble``, whose coordinate
+    contains the numbers of the members. Each member has the noise of the member of ``credit rollout`` with this number.
+    Without this dimension, there is no noise.
+
     Args:
-        model: model that `credit.load` returned, without noise. If its section ``inference`` does not select all
-            outputs, use the class method `load` instead.
+        model: model that `credit.load` returned. If its section ``inference`` does not select all outputs, use the
+            class method `load` instead.
         names: name of a variable in the model -> its name in earth2studio without the level, for variables without a
             known name in earth2studio, or with different units in earth2studio.
         max_lead_time: largest lead time of the iterator that `create_iterator` returns.
@@ -57,12 +66,10 @@ class PrognosticModel:
         rear_hook: function of the output and its coordinates that `create_iterator` calls after each step.
 
     Raises:
-        ConfigError: if a variable has no known name or different units in earth2studio, or the model uses noise.
+        ConfigError: if a variable has no known name or different units in earth2studio.
     """
 
     def __init__(self, model: Model, names: Mapping[str, str] | None = None, max_lead_time: Duration = "3650d") -> None:
-        if model.is_stochastic:
-            raise ConfigError(f"{model.path}: was trained with model.noise; make its ensembles with credit rollout")
         self.front_hook: Hook = _pass_through
         self.rear_hook: Hook = _pass_through
         self._model = model
@@ -126,12 +133,20 @@ class PrognosticModel:
         return output
 
     def __call__(self, x: Tensor, coords: Coords) -> tuple[Tensor, Coords]:
-        """Return the output one step after an input, (..., time, 1, variable, lat, lon), and its coordinates."""
+        """Return the output one step after an input, (..., time, 1, variable, lat, lon), and its coordinates.
+
+        Raises:
+            ConfigError: if the step needs noise. Only `create_iterator` knows the noise of the earlier steps.
+        """
         output, _ = self._step(x, coords)
         return output, self.output_coords(coords)
 
     def create_iterator(self, x: Tensor, coords: Coords) -> Iterator[tuple[Tensor, Coords]]:
-        """Yield the initial state, with NaN for diagnostic variables, and then the output of each step."""
+        """Yield the initial state, with NaN for diagnostic variables, and then the output of each step.
+
+        Raises:
+            ConfigError: if the forecast has reached `max_lead_time`, or needs noise although a hook is set.
+        """
         coords = coords.copy()
         output_coords = self.output_coords(coords)
         initial = torch.full((*x.shape[:-4], 1, len(self._outputs), *x.shape[-2:]), torch.nan, device=x.device)
@@ -141,7 +156,9 @@ class PrognosticModel:
                 initial[..., index, :, :] = x[..., -1:, input_names.index(name), :, :]
         yield initial, OrderedDict({**output_coords, "lead_time": np.asarray(coords["lead_time"])[-1:]})
         if self.front_hook is _pass_through and self.rear_hook is _pass_through:
-            iterators = [self._model.iterate(state, self._max_lead_time) for state in self._build_datasets(x, coords)]
+            members = self._list_members(x, coords)
+            states = self._build_datasets(x, coords)
+            iterators = [self._iterate(state, member) for state, member in zip(states, members, strict=True)]
             for steps in zip(*iterators, strict=True):
                 yield self._stack_datasets(steps, self._outputs, initial), output_coords
                 output_coords = output_coords.copy()
@@ -165,9 +182,36 @@ class PrognosticModel:
         values = (np.empty(0), lead_times, np.array(list(channels)), grid.lat, grid.lon)
         return OrderedDict(batch=np.empty(0), **dict(zip(_DIMS, values, strict=True)))
 
+    def _list_members(self, x: Tensor, coords: Coords) -> list[int | None]:
+        """Return the number of the member of each batch element and time; None for a forecast without noise."""
+        batch_names = list(coords)[: -len(_DIMS)]
+        batch_shape = x.shape[: -len(_DIMS)]
+        num_times = len(coords["time"])
+        if not self._model.is_stochastic or _MEMBER_DIM not in batch_names:
+            return [None] * (math.prod(batch_shape) * num_times)
+        shape = [1] * len(batch_shape)
+        shape[batch_names.index(_MEMBER_DIM)] = -1
+        numbers = np.asarray(coords[_MEMBER_DIM]).astype(np.int64).reshape(shape)
+        # The times of a batch element have the same member.
+        return np.repeat(np.broadcast_to(numbers, batch_shape), num_times).tolist()
+
+    def _iterate(self, state: xr.Dataset, member: int | None) -> Iterator[xr.Dataset]:
+        """Return the steps of a forecast from one state, of one member or, with None, without noise."""
+        if member is None:
+            return self._model.iterate(state, self._max_lead_time, members=1)
+        noise = {key: value for key, value in self._model.ensemble.items() if key in _NOISE_KEYS}
+        # The number of members has no effect on the noise of a member; an ensemble has at least two.
+        num_members = max(2, member + 1)
+        return self._model.iterate(state, self._max_lead_time, members=num_members, ensemble=noise, only_member=member)
+
     def _step(self, x: Tensor, coords: Coords) -> tuple[Tensor, Tensor]:
         """Return the output of one step, and the input of the next step."""
         self.output_coords(coords)
+        if any(member is not None for member in self._list_members(x, coords)):
+            raise ConfigError(
+                f"{self._model.path}: was trained with model.noise, and the noise of a member continues from step to "
+                "step; make its ensembles with create_iterator and without hooks"
+            )
         states = [self._model.step(state) for state in self._build_datasets(x, coords)]
         newest = [state.isel(time=[-1]) for state in states]
         return self._stack_datasets(newest, self._outputs, x), self._stack_datasets(states, self._inputs, x)

@@ -32,6 +32,13 @@ OVERRIDES = [
     "inference.initial_times=[2000-01-09T00:00, 2000-01-09T06:00]",
     "data.splits.test=[2000-01-08, 2000-01-10]",
 ]
+# Noise that lasts for several steps, and settings of the ensemble that differ from their defaults.
+NOISE_OVERRIDES = [
+    "model.noise=[{kind: global, channels: 4, memory: [12h]}, {kind: cell, channels: 2, memory: [step]}]",
+    "loss.kind=crps",
+    "trainer.members=2",
+    "inference.ensemble={members: 3, seed: 5, model_noise: {amplitude: 1.5}}",
+]
 TIMES = np.array(["2000-01-09T00:00", "2000-01-09T06:00"], dtype="datetime64[ns]")
 HOUR = np.timedelta64(1, "h")
 OUTPUTS = ["t850", "t500", "t2m"]
@@ -45,6 +52,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with chdir(folder):
         for name in ("train", "rollout"):
             assert main._run_command(name, ["config.yml", *OVERRIDES], f"credit {name}") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def noise_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a run whose network was trained with noise, and its ensemble forecasts."""
+    folder = tmp_path_factory.mktemp("earth2studio_noise")
+    write_world(folder)
+    with chdir(folder):
+        for name in ("train", "rollout"):
+            assert main._run_command(name, ["config.yml", *OVERRIDES, *NOISE_OVERRIDES], f"credit {name}") == 0
     return folder
 
 
@@ -78,11 +96,11 @@ def make_input(model: PrognosticModel, fields: xr.Dataset, members: int) -> tupl
 
 
 def read_forecasts(folder: Path) -> np.ndarray:
-    """Return the forecasts of the command, (initial time, lead time, channel, row, column)."""
+    """Return the forecasts of the command, (initial time, lead time, [member,] channel, row, column)."""
     forecasts = []
     for path in sorted((folder / "run" / "forecasts").glob("*.nc")):
         with xr.open_dataset(path) as dataset:
-            forecasts.append(np.stack([read_channel(dataset, name).values for name in OUTPUTS], axis=1))
+            forecasts.append(np.stack([read_channel(dataset, name).values for name in OUTPUTS], axis=-3))
     return np.stack(forecasts)
 
 
@@ -178,9 +196,41 @@ def test_models_without_support_are_refused(folder: Path, fields: xr.Dataset, mo
     monkeypatch.setattr(credit.Model, "level_units", "model_level")
     with pytest.raises(ConfigError, match="t: is on model levels"):
         PrognosticModel(loaded)
-    monkeypatch.setattr(credit.Model, "is_stochastic", True)
-    with pytest.raises(ConfigError, match="was trained with model.noise"):
-        PrognosticModel(loaded)
+
+
+def test_members_have_the_noise_of_the_members_of_the_command(noise_folder: Path, fields: xr.Dataset) -> None:
+    model = PrognosticModel.load(noise_folder / "run", device="cpu")
+    x, coords = make_input(model, fields, members=2)
+    expected = read_forecasts(noise_folder)
+    assert not np.array_equal(expected[:, :, 1], expected[:, :, 2])
+    # The ensemble workflow gives the members in batches.
+    coords["ensemble"] = np.array([2, 1])
+    outputs = [output for output, _ in islice(model.create_iterator(x, coords), 4)][1:]
+    for number, output in enumerate(outputs):
+        for row, member in enumerate((2, 1)):
+            np.testing.assert_array_equal(output[row, :, 0].numpy(), expected[:, number, member])
+
+
+def test_without_members_there_is_no_noise(noise_folder: Path, fields: xr.Dataset) -> None:
+    model = PrognosticModel.load(noise_folder / "run", device="cpu")
+    x, coords = make_input(model, fields, members=1)
+    del coords["ensemble"]
+    outputs = [output for output, _ in islice(model.create_iterator(x[0], coords), 3)][1:]
+    one_step, _ = model(x[0], coords)
+    np.testing.assert_array_equal(outputs[0].numpy(), one_step.numpy())
+    forecast = credit.load(noise_folder / "run", device="cpu").forecast(fields, "12h", initial_time=TIMES[0], members=1)
+    expected = np.stack([read_channel(forecast, name).values for name in OUTPUTS], axis=1)
+    np.testing.assert_array_equal(torch.stack(outputs)[:, 0, 0].numpy(), expected)
+
+
+def test_noise_in_single_steps_is_refused(noise_folder: Path, fields: xr.Dataset) -> None:
+    model = PrognosticModel.load(noise_folder / "run", device="cpu")
+    x, coords = make_input(model, fields, members=2)
+    with pytest.raises(ConfigError, match="make its ensembles with create_iterator and without hooks"):
+        model(x, coords)
+    model.front_hook = lambda x, coords: (x, coords)
+    with pytest.raises(ConfigError, match="make its ensembles with create_iterator and without hooks"):
+        list(islice(model.create_iterator(x, coords), 2))
 
 
 def test_unknown_names_and_wrong_units_are_refused(folder: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 import credit
 from credit.cli import main
+from credit.errors import ConfigError
 from tests.registries import isolate
 from tests.unit.cli import world
 
@@ -72,7 +73,8 @@ def require_equal_forecasts(folder: Path, run: Path) -> xr.Dataset:
     )
     with chdir(folder):
         model = credit.load(run, device="cpu")
-    forecast = model.forecast(fields, "6h", initial_time=expected["forecast_reference_time"].values)
+    initial_time = expected["forecast_reference_time"].values
+    forecast = model.forecast(fields, "6h", initial_time=initial_time)
     assert sorted(forecast.data_vars) == sorted(set(expected.data_vars) & set(forecast.data_vars))
     for name in forecast.data_vars:
         values, expected_values = forecast[name].values, expected[name].values
@@ -81,6 +83,13 @@ def require_equal_forecasts(folder: Path, run: Path) -> xr.Dataset:
             np.testing.assert_allclose(values, expected_values, rtol=1e-6, err_msg=name)
         else:
             np.testing.assert_array_equal(values, expected_values, err_msg=name)
+    for member in range(forecast.sizes.get("member", 0)):
+        single = model.forecast(fields, "6h", initial_time=initial_time, only_member=member)
+        assert "member" not in single.dims
+        for name in single.data_vars:
+            np.testing.assert_array_equal(single[name].values, expected[name].isel(member=member).values, err_msg=name)
+    with pytest.raises(ConfigError, match="only_member: 7 is "):
+        model.iterate(fields, "6h", only_member=7)
     return forecast
 
 
