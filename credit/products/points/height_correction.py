@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.data.formats.units import find_conversion
-from credit.errors import ConfigError
+from credit.errors import ConfigError, DataError
 from credit.grid import LatLonGrid
 from credit.physics.thermodynamics import GRAVITY
 from credit.products.description import FieldInfo
@@ -57,8 +57,6 @@ def compute_corrections(
 ) -> dict[str, np.ndarray]:
     """Return the corrections of the fields, name -> (S,) in the units of the field; they are added to the values.
 
-    A correction is NaN where the height of the model is missing.
-
     Args:
         section: config section of the correction.
         infos: descriptions of the fields of the product.
@@ -69,10 +67,19 @@ def compute_corrections(
 
     Raises:
         ConfigError: if a corrected field is not a field of the product, or is a spread or a probability.
+        DataError: if the height of the model is missing at a station.
     """
     info_by_name = {info.name: info for info in infos}
     elevation_S = np.array([station.elevation for station in stations])
-    height_difference_S = interpolator.apply(height_HW[None])[0] - elevation_S
+    model_height_S = interpolator.apply(height_HW[None])[0]
+    for station, model_height in zip(stations, model_height_S, strict=True):
+        if np.isnan(model_height):
+            raise DataError(
+                f"{key}.orography: {section.orography} has no height at the station {station.name} "
+                f"({station.latitude:g}, {station.longitude:g}); give a file without missing values there, or remove "
+                "the station"
+            )
+    height_difference_S = model_height_S - elevation_S
     corrections = {}
     for name, lapse_rate in section.lapse_rates.items():
         info = info_by_name.get(name)

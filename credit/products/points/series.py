@@ -6,6 +6,7 @@ Shape suffixes: L lead times, N members or quantiles (1 for a single field), S s
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class StationProduct(Product):
 
     Attributes:
         stations: stations of the CSV file.
-        infos: descriptions of the fields.
+        infos: descriptions of the fields; the titles of corrected fields say so.
         interpolator: interpolator from the grid of the forecasts to the stations.
         corrections: name of a field -> (S,) corrections for the height of the stations, which are added to its values.
     """
@@ -51,6 +52,13 @@ class StationProduct(Product):
             self.corrections = compute_corrections(
                 correction, self.infos, self.stations, self.interpolator, height_HW, key
             )
+            self.infos = [self._mark_if_corrected(info) for info in self.infos]
+
+    def _mark_if_corrected(self, info: FieldInfo) -> FieldInfo:
+        """Return the description of a field; if the field is corrected, its title says so."""
+        if info.name not in self.corrections:
+            return info
+        return replace(info, long_name=f"{info.title}, corrected to the height of the station")
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the section and a checksum of the stations and corrections, whose files may change."""

@@ -277,9 +277,16 @@ def test_spreadsheets_and_other_columns_are_read(tmp_path: Path) -> None:
 ELEVATIONS = "name,latitude,longitude,elevation\nValley,47,11,600\nSummit,47,11,3400\n"
 
 
-def write_orography(path: Path, standard_name: str = "surface_altitude", units: str = "m", scale: float = 1.0) -> Path:
+def write_orography(
+    path: Path,
+    standard_name: str = "surface_altitude",
+    units: str = "m",
+    scale: float = 1.0,
+    first_value: float = 0.0,
+) -> Path:
     """Write the height of a slope that rises towards the south, from 0 m, on the grid of the forecasts."""
     height = scale * np.broadcast_to(np.arange(GRID.shape[0])[:, None] * 100.0, GRID.shape)
+    height = np.where(height == 0.0, first_value, height)
     field = xr.DataArray(
         height[None],
         dims=("time", "latitude", "longitude"),
@@ -312,6 +319,7 @@ def test_temperatures_are_corrected_for_the_height_of_the_station(
         {"kind": "quantiles", "name": "q", "of": "t2m", "quantiles": [0.5], "write": False},
         {**entry, "name": "plain"},
         {**entry, "name": "corrected", "height_correction": correction},
+        {**entry, "kind": "meteogram", "name": "meteo", "height_correction": correction},
     ]
     write_product_files(archive, tmp_path / "products", *entries)
     folder = tmp_path / "products" / "2001-04-01T00"
@@ -326,6 +334,10 @@ def test_temperatures_are_corrected_for_the_height_of_the_station(
             expected = lapse_rate / 1000 * (model_height - elevation)
             np.testing.assert_allclose(difference, expected, atol=2e-3 if variable != "msl" else 0)
             assert len(difference) > 0
+    # The titles of the panels of a meteogram tell which fields are corrected.
+    meteogram = plan_entries(archive, *entries)[-1]
+    is_corrected = [info.title.endswith(", corrected to the height of the station") for info in meteogram.infos]
+    assert is_corrected == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -348,6 +360,12 @@ def test_temperatures_are_corrected_for_the_height_of_the_station(
             "no field with the standard name surface_altitude",
         ),
         (ELEVATIONS, {"t2m": 6.5}, {"units": "K"}, "orography"),
+        (
+            "name,latitude,longitude,elevation\nPole,90,0,0\n",
+            {"t2m": 6.5},
+            {"first_value": np.nan},
+            r"orography.nc has no height at the station Pole \(90, 0\); give a file",
+        ),
     ],
 )
 def test_wrong_height_corrections_are_refused(
