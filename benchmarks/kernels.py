@@ -1,7 +1,11 @@
-"""Time and memory of the 1 degree starter's steps, with all kernels, and with one kernel replaced with plain torch.
+"""Time and memory of a network's steps, with all kernels, and with one kernel replaced with plain torch.
 
-    python benchmarks/kernels.py [--threads 1] [--rounds 7] [--steps train forecast] [--dtypes float32 bfloat16]
-                                 [--kernels attention mlp ...]
+    python benchmarks/kernels.py [--network starter] [--threads 1] [--rounds 7] [--steps train forecast]
+                                 [--dtypes float32 bfloat16] [--kernels attention mlp ...]
+
+The network is WXFormer with the sizes of the 1 degree starter, and one sample in a step. With `--network unet`, or
+another `model.type`, it is a network with its default keys and the channels of `config/speedy_5p6deg.yml`, and eight
+samples in a step.
 
 Each row is a kernel of `credit.models.kernels`. Its numbers are the costs of a step without the kernel, divided by the
 costs of a step with all kernels: 1.05 means that the kernel saves 5 %. In each round, the two steps follow one another,
@@ -9,8 +13,8 @@ in alternating order. The tables show the median, the smallest and the largest r
 CPU time is more reliable than wall time. `peak` is the peak memory of tensors in a separate step, without weights,
 samples and optimizer; it does not depend on the load of the machine.
 
-A training step is forward, mean squared error, backward and a fused AdamW update of one sample. A forecast step is a
-forward pass of the model that `credit rollout` prepares.
+A training step is forward, mean squared error, backward and a fused AdamW update. A forecast step is a forward pass
+without gradients.
 """
 
 from __future__ import annotations
@@ -25,14 +29,23 @@ import torch
 from live_memory import LiveMemory
 from networks import STARTER
 from options import positive
-from torch import Tensor
+from torch import Tensor, nn
 from wxformer import build_ours, mean_square, prepare, random_sample
 
+from credit.config.registry import MODELS
+from credit.models.base import ModelSpec
+from credit.models.initialise import initialise_
 from credit.models.kernels.dispatch import KERNELS, Kernel, use_plain_formulations
+from credit.models.registry import build_model, model_names
 
 # Kinds of steps, and the dtypes of their products.
 STEPS = ("train", "forecast")
 DTYPES = ("float32", "bfloat16")
+# Name of the default network on the command line.
+STARTER_NAME = "starter"
+# Grid and channels of `config/speedy_5p6deg.yml`, and number of samples in a step.
+SMALL_SIZES = {"image_height": 32, "image_width": 64, "in_channels": 34, "out_channels": 25}
+SMALL_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -48,11 +61,25 @@ class Cost:
     cpu_s: float
 
 
-def build_step(kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]:
-    """Return a function that takes a step of the starter, and the tensors that exist before the step."""
+def build_small_network(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """Return a network with its default keys on fields of 5.6 degrees, and random input and target of a batch."""
+    spec = ModelSpec.from_sizes(**SMALL_SIZES)
+    model = build_model(spec, MODELS.find_section(name).model_validate({"type": name}))
+    initialise_(model, 0)
+    x = torch.randn(SMALL_BATCH, *spec.in_shape)
+    with torch.no_grad():
+        target = torch.randn_like(model(x))
+    return model, x, target
+
+
+def build_step(network: str, kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]:
+    """Return a function that takes a step of a network, and the tensors that exist before the step."""
     torch.manual_seed(0)
-    model = build_ours()
-    x, target = random_sample(STARTER)
+    if network == STARTER_NAME:
+        model = build_ours()
+        x, target = random_sample(STARTER)
+    else:
+        model, x, target = build_small_network(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(kind == "train")
     mode = "eval" if kind == "forecast" else kind
@@ -124,6 +151,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     names = [kernel.name for kernel in KERNELS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=[STARTER_NAME, *model_names()], default=STARTER_NAME)
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
@@ -139,7 +167,7 @@ def main() -> None:
     kernels = [kernel for kernel in KERNELS if kernel.name in args.kernels]
     for kind in args.steps:
         for dtype in args.dtypes:
-            step, existing_tensors = build_step(kind, dtype)
+            step, existing_tensors = build_step(args.network, kind, dtype)
             # The first step warms up.
             step()
             cost = measure(step)

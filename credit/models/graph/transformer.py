@@ -6,10 +6,10 @@ channels of a head.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.models.graph.neighbourhoods import AttentionBlocks
+from credit.models.kernels.attention import attention_without_bias
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
 from credit.models.layers.transformer_layer import FeedForward
 
@@ -57,7 +57,7 @@ class NeighbourhoodAttention(nn.Module):
         # All samples and heads of a block use the same mask.
         q_MBhQd = q_BMQhd.permute(1, 0, 3, 2, 4).flatten(1, 2)
         k_MBhKd, v_MBhKd = (x.permute(1, 0, 3, 2, 4).flatten(1, 2) for x in kv_BMKh2d.unbind(4))
-        y_MBhQd = F.scaled_dot_product_attention(q_MBhQd, k_MBhKd, v_MBhKd, blocks.mask_MQK[:, None])
+        y_MBhQd = attention_without_bias(q_MBhQd, k_MBhKd, v_MBhKd, blocks.mask_MQK[:, None])
         y_BMQhd = y_MBhQd.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4)
         y_BNC = blocks.query_of_node.gather(y_BMQhd.reshape(batch, -1, q_BNC.shape[-1]))
         return self.to_out(y_BNC)

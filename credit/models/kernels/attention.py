@@ -1,4 +1,4 @@
-"""Scaled dot-product attention inside windows, with a trainable bias.
+"""Scaled dot-product attention inside windows, with a trainable bias, and of all tokens, without a bias.
 
 Shape suffixes: N windows of the complete batch, h heads, L positions in a window, d channels per head; M = N * h
 (window, head) pairs.
@@ -41,6 +41,28 @@ def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
     """Plain formulation of `attention`, with the scaled dot-product attention of torch."""
     q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
     return F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL.to(q_NhLd.dtype), dropout_p=dropout)
+
+
+def attention_without_bias(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return softmax(q k^T / sqrt(d)) v, with the scaled dot-product attention of torch.
+
+    On a CPU, values in lower precision are computed in float32: with bfloat16, the backward pass of torch 2.13 takes
+    five times as long.
+
+    Args:
+        q: queries (..., L, d).
+        k: keys (..., M, d).
+        v: values (..., M, d).
+        mask: True for each pair of query and key with attention, broadcast to (..., L, M); None for all pairs.
+
+    Returns:
+        Attention output (..., L, d), in the dtype of `q`.
+    """
+    if not uses_kernel(ATTENTION, q):
+        return F.scaled_dot_product_attention(q, k, v, mask)
+    dtype = _choose_compute_dtype(q)
+    with torch.autocast("cpu", enabled=False):
+        return F.scaled_dot_product_attention(q.to(dtype), k.to(dtype), v.to(dtype), mask).to(q.dtype)
 
 
 def attention_with_changed_weights(

@@ -46,7 +46,8 @@ MLP = Kernel("mlp")
 RECOMPUTED_NORM = Kernel("recomputed_norm", cpu_only=True, float32_only=True)
 LARGE_KERNEL_CONV = Kernel("large_kernel_conv", can_be_traced=True)
 MERGED_HEAD = Kernel("merged_head", can_be_traced=True)
-KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, MERGED_HEAD)
+SPHERE_PADDING = Kernel("sphere_padding", cpu_only=True)
+KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, MERGED_HEAD, SPHERE_PADDING)
 
 # True inside `force_gpu_path`.
 _emulates_gpu = False

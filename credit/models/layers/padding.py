@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credit.models.kernels.dispatch import SPHERE_PADDING, uses_kernel
+from credit.models.kernels.sphere_padding import pad_sphere
+
 
 @dataclass(frozen=True)
 class SpherePadding:
@@ -54,6 +57,12 @@ class SpherePadding:
 
     def pad(self, x: Tensor) -> Tensor:
         """Return the padded field (B, C, ..., H + sum(lat), W + sum(lon))."""
+        if self.mode == "earth" and (any(self.lat) or any(self.lon)) and uses_kernel(SPHERE_PADDING, x):
+            return pad_sphere(x, self)
+        return self.pad_plain(x)
+
+    def pad_plain(self, x: Tensor) -> Tensor:
+        """Plain formulation of `pad`, with the operators of torch."""
         if not any(self.lat):
             return self._pad_lon(x)
         # `earth` pads rows first, because it rolls the columns of the unpadded field to get the opposite meridian.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from credit.models.kernels.attention import attention_without_bias
 from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, GroupNorm
 from credit.parallel.domain.division import FieldDivision
 from credit.parallel.domain.exchange import Cells
@@ -58,7 +58,7 @@ class GlobalAttention(nn.Module):
         q_BhNd = qkv_BHWh3d[..., 0, :].flatten(1, 2).transpose(1, 2)
         kv_BHWh2d = self.collect_cells(qkv_BHWh3d[..., 1:, :])
         k_BhMd, v_BhMd = kv_BHWh2d.flatten(1, 2).permute(3, 0, 2, 1, 4).unbind(0)
-        y_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhMd, v_BhMd)
+        y_BhNd = attention_without_bias(q_BhNd, k_BhMd, v_BhMd)
         y_BNC = self.to_out(y_BhNd.transpose(1, 2).flatten(2))
         return y_BNC.transpose(1, 2).unflatten(2, (H, W))
 

@@ -294,7 +294,7 @@ def test_gpus() -> None:
 QUICK = ["model.use_spectral_norm=false", "model.depth=[1, 1, 1, 1]"]
 
 
-def write_quickstart(tmp_path, capsys: pytest.CaptureFixture, *lines: str) -> str:
+def write_quickstart(tmp_path, capsys: pytest.CaptureFixture) -> str:
     main.main(["init", "quickstart"])
     (tmp_path / "config.yml").write_text(capsys.readouterr().out)
     return str(tmp_path / "config.yml")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from credit.models.kernels.attention import attention, sdpa, sdpa_cpu, softmax_
+from credit.models.kernels.attention import attention, attention_without_bias, sdpa, sdpa_cpu, softmax_
 from credit.models.kernels.dispatch import ATTENTION, force_gpu_path, use_plain_formulations
 
 from .gradients import bfloat16_autocast, collect_gradients
@@ -82,3 +82,27 @@ def test_a_backward_pass_under_autocast_is_the_same(dtype: torch.dtype) -> None:
 def test_softmax_of_rows_of_any_length(cells: int) -> None:
     scores = 100 * torch.randn(3, cells, cells, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(softmax_(scores.clone()), scores.softmax(-1))
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attention_without_bias_computes_in_float32_on_a_cpu(has_mask: bool) -> None:
+    torch.manual_seed(0)
+    qkv = (3 * torch.randn(3, 4, 2, 32, 8)).bfloat16()
+    mask = torch.rand(2, 32, 32) > 0.3 if has_mask else None
+
+    def attend(dtype: torch.dtype) -> list[Tensor]:
+        inputs = qkv.to(dtype).requires_grad_()
+        with bfloat16_autocast(dtype == torch.bfloat16):
+            result = attention_without_bias(*inputs, mask)
+        return collect_gradients(result, [inputs])
+
+    exact = attend(torch.float32)
+    actual = attend(torch.bfloat16)
+    # The only differences are the roundings of the result, and of the gradient at the input and the output.
+    assert actual[0].dtype == torch.bfloat16
+    torch.testing.assert_close(actual[0], exact[0].bfloat16(), rtol=0, atol=0)
+    error = (actual[1].float() - exact[1]).norm() / exact[1].norm()
+    with use_plain_formulations(ATTENTION):
+        plain = attend(torch.bfloat16)
+    plain_error = (plain[1].float() - exact[1]).norm() / exact[1].norm()
+    assert error < 5e-3 and error <= plain_error < 5e-2
