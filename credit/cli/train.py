@@ -213,8 +213,27 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
         except Exception as error:
             _record_failed_start(folder, process_info, error)
             raise
+        if process_info.is_main:
+            _log_continuation(folder, trainer.state.step, trainer.parts.total_steps)
         stack.enter_context(_build_profile_context(profile, trainer))
         return trainer.run(stop, run_lock), stop.is_interrupt
+
+
+def _log_continuation(folder: Path, step: int, total_steps: int) -> None:
+    """Log from which step a run continues; a new run is not mentioned.
+
+    Args:
+        folder: run folder.
+        step: number of steps that the run has taken.
+        total_steps: number of steps of the whole run.
+    """
+    logger = logging.getLogger(__name__)
+    if step >= total_steps:
+        logger.info(
+            "%s has already taken %d steps, and the config asks for %d; no step is left", folder, step, total_steps
+        )
+    elif step > 0:
+        logger.info("%s continues after step %d of %d", folder, step, total_steps)
 
 
 def _record_failed_start(folder: Path, process_info: ProcessInfo, error: Exception) -> None:

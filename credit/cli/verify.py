@@ -100,7 +100,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     overrides = [text for text in arguments.rest if text not in other_runs]
     config, model_config = load_configs(arguments, overrides)
     config, other_name = _add_other_run(config, other_runs)
-    folder = Path(config.save_loc)
+    folder = Path(config.save_loc) / config.verification.folder
     if other_name is not None:
         folder = folder / f"against_{other_name}"
     # With --model, the other run makes the forecasts, so its weights and its parallelism are used.

@@ -161,6 +161,9 @@ class ComparisonScores:
                 ratios[seed] = value / persistence if persistence > 0 else float("nan")
             ratio[name] = SeedRange(ratios)
         best: str | None = min(self.names, key=lambda name: rmse[name].mean)
+        if len(self.names) < 2:
+            # The other runs failed, so there is no comparison.
+            best = None
         for other in self.names:
             if other != best and not self.is_significant(str(best), other, channel, lead_hours):
                 best = None

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from credit.config import Config, load_config
 from credit.config.sections.verification import is_reserved_name
+from credit.data.reader import open_reader
 from credit.errors import ConfigError
+from credit.train.build.model import build_network
 from credit.train.monitor.run_files import read_status
 
 # Subfolder of a comparison with the scores of all runs.
@@ -89,7 +92,26 @@ def load_compared_runs(sources: Sequence[str], overrides: Sequence[str], trains_
     _require_distinct_names(runs)
     for run in runs[1:]:
         require_comparable(runs[0], run)
+    if trains_runs:
+        _require_valid_networks(runs)
     return runs
+
+
+def _require_valid_networks(runs: Sequence[ComparedRun]) -> None:
+    """Build the network of each run without memory for its weights, so that errors are found before the first training.
+
+    Raises:
+        ConfigError: if the section ``model`` of a config does not fit the channels or the grid of the data.
+        DataError: if the data cannot be opened.
+    """
+    # All runs have the same data.
+    reader = open_reader(runs[0].config.data)
+    for run in runs:
+        try:
+            with torch.device("meta"):
+                build_network(run.config, reader.channels, reader.grid, reader.attributes)
+        except ConfigError as error:
+            raise ConfigError(f"{run.source}: {error}") from error
 
 
 def _require_finished(folder: Path, source: str) -> None:

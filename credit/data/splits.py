@@ -275,7 +275,7 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
 
 
 def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
-    """Return a phrase with the number of gaps in `times` and the dates of the first few gaps.
+    """Return a phrase with the number of missing times, and the first and last missing time of the first few gaps.
 
     Args:
         times: (N,) int64 minutes since 1900, increasing.
@@ -283,12 +283,22 @@ def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: i
         step: the time step in minutes; a longer interval is a gap.
         max_shown: largest number of gaps whose dates are shown.
     """
-    gap_index = np.flatnonzero(np.diff(times) > step)
+    # `-(-a // b)` is a / b, rounded up.
+    num_missing_in_gap = -(-np.diff(times) // step) - 1
+    gap_index = np.flatnonzero(num_missing_in_gap)
     if len(gap_index) == 0:
         return "there is no gap"
     shown_gaps = []
     for index in gap_index[:max_shown]:
-        shown_gaps.append(f"{calendar.format(times[index])} to {calendar.format(times[index + 1])}")
+        first_missing = times[index] + step
+        last_missing = times[index] + step * num_missing_in_gap[index]
+        gap = calendar.format(first_missing)
+        if last_missing > first_missing:
+            gap += f" to {calendar.format(last_missing)}"
+        shown_gaps.append(gap)
     if len(gap_index) > max_shown:
         shown_gaps.append("...")
-    return f"{len(gap_index)} gaps: {'; '.join(shown_gaps)}"
+    num_missing = int(num_missing_in_gap.sum())
+    if num_missing == 1:
+        return f"1 time is missing: {shown_gaps[0]}"
+    return f"{num_missing} times are missing: {'; '.join(shown_gaps)}"

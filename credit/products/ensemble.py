@@ -196,7 +196,7 @@ def parse_limit(limit: float | str, info: FieldInfo, key: str) -> float:
     if not match[2]:
         return value
     try:
-        conversion = find_conversion(match[2], info.units, "the limit", key, key)
+        conversion = find_conversion(match[2], info.units, "the limit", f"the products of {info.name}", key)
     except DataError as error:
         raise ConfigError(
             f'{key}: "{limit}" cannot be compared with {info.name}, which is in "{info.units}"; write the limit in '

@@ -254,6 +254,8 @@ def _find_samples(
             if coverage:
                 text = f"{coverage}: {text}"
             report.add_note(f"{split.describe(calendar)}: {text}")
+            if (np.diff(split_times) > conf.step_minutes).any():
+                report.add_warning(f"{split.describe(calendar)}: {gaps}; no sample includes a missing time")
     return samples
 
 

@@ -55,8 +55,14 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
         cells.append([*label, f"{row.lead_hours:g} h", *scores, ratio, _format_number(row.n_eff, ".0f")])
 
     # Build the sentences above and below the table.
+    score = "RMSE"
+    num_members = 1
+    if "members" in table.dataset:
+        num_members = int(table.forecast_attribute("members", "model"))
+    if num_members > 1:
+        score = f"RMSE of the mean of {num_members} members (spread and CRPS are in scores.csv and in the report)"
     lines = [
-        wrap_text(f"RMSE, global, {table.n_cases} initial times. Ratio: {model} / {opponent}."),
+        wrap_text(f"{score}, global, {table.n_cases} initial times. Ratio: {model} / {opponent}."),
         format_table(header, cells, right_aligned=header[2:]),
     ]
     num_hidden = len(table.channels) - len(channels)

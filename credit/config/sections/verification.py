@@ -172,6 +172,11 @@ class OtherForecastsConfig(StrictModel):
 class VerificationConfig(StrictModel):
     """Scores of forecasts by `credit verify`."""
 
+    folder: PathText = Field(
+        ".",
+        description="Folder of the scores, figures and report, relative to `save_loc`. Existing results in this folder "
+        "are replaced, so give each verification of a run its own folder to keep all results.",
+    )
     climatology: ClimatologyConfig = Field(
         ClimatologyConfig(), description="Climatology for the anomaly correlation and for the baselines."
     )

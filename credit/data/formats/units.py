@@ -22,6 +22,17 @@ _SPELLINGS = {
     "(0 - 1)": "1", "fraction": "1",
 }  # fmt: skip
 
+# Units that occur in most files: unit -> (quantity, factor and offset that convert a value to the first unit of the
+# quantity). They are converted without the package cf-units.
+_COMMON_UNITS = {
+    "K": ("temperature", 1.0, 0.0), "degC": ("temperature", 1.0, 273.15),
+    "Pa": ("pressure", 1.0, 0.0), "hPa": ("pressure", 100.0, 0.0),
+    "m": ("length", 1.0, 0.0), "mm": ("length", 1e-3, 0.0), "km": ("length", 1e3, 0.0),
+    "m s-1": ("speed", 1.0, 0.0), "km h-1": ("speed", 1 / 3.6, 0.0),
+    "kg kg-1": ("mixing ratio", 1.0, 0.0), "g kg-1": ("mixing ratio", 1e-3, 0.0),
+    "1": ("fraction", 1.0, 0.0), "%": ("fraction", 0.01, 0.0),
+}  # fmt: skip
+
 # A unit's name with an optional power, or the number 1. Any other number is part of the unit and is not changed.
 _FACTOR = re.compile(r"([A-Za-z]+)(-?[0-9]+)?|1")
 # The sign of a power after a name. After a number, the sign is kept: 10**5 is not 105.
@@ -142,6 +153,10 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
     # Equal spellings do not need UDUNITS, which is an optional package.
     if normalise_units(source_units) == normalise_units(target_units):
         return None
+    source = _COMMON_UNITS.get(normalise_units(source_units))
+    target = _COMMON_UNITS.get(normalise_units(target_units))
+    if source is not None and target is not None and source[0] == target[0]:
+        return Conversion(source[1] / target[1], (source[2] - target[2]) / target[1])
     purpose = f'{origin}: {name} is in "{source_units}", not "{target_units}" ({key})'
     source_unit = _parse_units(source_units, purpose)
     target_unit = _parse_units(target_units, purpose)

@@ -95,5 +95,6 @@ def _find_forecasts(path: Path) -> tuple[list[Path], list[Path]]:
             names.append("a zarr store")
         raise DataError(f"{path}: contains {' and '.join(names)}; remove the forecasts in one of these formats")
     if not stores and not formats:
-        raise DataError(f"{path}: contains no forecasts; run credit rollout first, or name a folder with forecasts")
+        problem = "contains no forecasts" if path.exists() else "does not exist"
+        raise DataError(f"{path}: {problem}; run credit rollout first, or name a folder with forecasts")
     return stores, files[formats[0]] if formats else []

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from credit.errors import ConfigError, did_you_mean
+from credit.errors import ConfigError
 
 # Fractions of the peak that kernels, memory and links are assumed to reach.
 COMPUTE_SHARE = 0.5
@@ -143,7 +143,7 @@ def find_gpu(
         ConfigError: for an unknown name, or a number that is not positive.
     """
     if name not in _GPUS:
-        raise ConfigError(f'--gpu: "{name}" is not known{did_you_mean(name, _GPUS)}')
+        raise ConfigError(f'--gpu: "{name}" is not known; choices are {", ".join(list_gpu_names())}')
     for option, value in (("--per-node", per_node), ("--network", network_gbs), ("--launch", launch_us)):
         if value is not None and value <= 0:
             raise ConfigError(f"{option}: {value} must be more than 0")

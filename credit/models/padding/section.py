@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from credit.config.sections.base import StrictModel
 
@@ -27,3 +27,9 @@ class PaddingConfig(StrictModel):
         description="`exact`: change the sign of wind components across a pole and do not repeat a row on the pole; "
         "use it for new models. `published`: as in the training of the published weights.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_auto(cls, section: Any) -> Any:
+        """Return an empty section for ``padding: auto``, so that all keys have their defaults."""
+        return {} if section == "auto" else section

@@ -75,7 +75,9 @@ class SwinSection(ModelSection):
         "with zeros until the windows fit.",
     )
     padding: SwinPaddingConfig | None = Field(
-        SwinPaddingConfig(), description="Padding of the input across the poles and around the globe. null: no padding."
+        SwinPaddingConfig(),
+        description="Padding of the input across the poles and around the globe. `auto`: the defaults of all its keys. "
+        "null: no padding.",
     )
 
     def resolve(self, grid_shape: tuple[int, int]) -> SwinSection:

@@ -55,7 +55,9 @@ class WXFormerSection(ModelSection):
         "pixel_shuffle", description="Kind of up-sampling in the decoder."
     )
     padding: PaddingConfig | None = Field(
-        PaddingConfig(), description="Padding of the input across the poles and around the globe. null: no padding."
+        PaddingConfig(),
+        description="Padding of the input across the poles and around the globe. `auto`: the defaults of all its keys. "
+        "null: no padding.",
     )
     position_bias_index: Literal["published", "exact"] = Field(
         "published",

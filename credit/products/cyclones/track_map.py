@@ -31,6 +31,8 @@ class TrackMap(ProductOutput):
         self._path = case.folder / f"{name}.png"
         self._tracks_path = case.folder / f"{tracks.name}.csv"
         self._members = tracks.members
+        # Without the warm core, the tracks may also be those of other lows.
+        self._tracked = "Tropical cyclones" if tracks.warm_core else "Lows (no warm-core criterion)"
         self._case = case
         self._background = background
 
@@ -45,7 +47,7 @@ class TrackMap(ProductOutput):
             for row in csv.DictReader(file):
                 points = tracks.setdefault((row["member"], row["track"]), [])
                 points.append((float(row["longitude"]), float(row["latitude"])))
-        title = f"Tropical cyclones, forecast from {self._case.initial_text.replace('T', ' ')} UTC"
+        title = f"{self._tracked}, forecast from {self._case.initial_text.replace('T', ' ')} UTC"
         if not tracks:
             title += ": none"
         return [save_figure(self._path, plot_tracks, tracks, self._members, title, self._background)]

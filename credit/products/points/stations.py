@@ -6,6 +6,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from credit.data.error_collector import ErrorCollector
 from credit.errors import DataError, did_you_mean
 
 _COLUMNS = ("name", "latitude", "longitude")
@@ -43,7 +44,7 @@ def load_stations(path: Path, key: str, with_elevation: bool = False) -> list[St
 
     Raises:
         DataError: if the file cannot be read, lacks a column, has no station, repeats a name, or has coordinates that
-            are not numbers in their range.
+            are not numbers in their range; the message lists all wrong rows.
     """
     try:
         # This encoding skips the byte order mark that spreadsheet programs write at the beginning of a file.
@@ -58,7 +59,12 @@ def load_stations(path: Path, key: str, with_elevation: bool = False) -> list[St
                         f"{key}: {path} has no column {name}{did_you_mean(name, columns)}; its first line must name "
                         f"the columns {', '.join(needed_columns)}"
                     )
-            stations = [_parse_station(row, f"{key}: {path}, line {rows.line_num}", with_elevation) for row in rows]
+            stations = []
+            collector = ErrorCollector()
+            for row in rows:
+                with collector.collect():
+                    stations.append(_parse_station(row, f"{key}: {path}, line {rows.line_num}", with_elevation))
+            collector.raise_any()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{key}: {path} cannot be read ({reason}); name a CSV file of stations") from error

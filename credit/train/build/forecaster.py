@@ -32,6 +32,7 @@ from credit.train.build.model import choose_device
 from credit.train.build.open_data import build_frame_reader
 from credit.train.build.stepper import build_stepper, select_domain_part
 from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.config_changes import warn_of_ignored_changes
 from credit.train.checkpoint.trained_fields import require_same_fields
 from credit.utils.malloc import retain_freed_memory
 
@@ -100,6 +101,7 @@ def assemble_forecaster(
             f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}, "
             f"but the config has {config.data.timestep} and {config.data.history_len}"
         )
+    warn_of_ignored_changes(config, meta["config"], path)
     config = apply_trained_settings(config, trained)
     # If only the forecast uses a budget fixer, the checkpoint contains no layers, so they are built here.
     layers = assets.layers

@@ -111,7 +111,7 @@ def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
         split_times = reader.times[is_in_split]
         if (np.diff(split_times) > step_minutes).any():
             gaps = describe_gaps(split_times, reader.calendar, step_minutes)
-            logger.warning("%s: %s; no sample includes a gap", split.describe(reader.calendar), gaps)
+            logger.warning("%s: %s; no sample includes a missing time", split.describe(reader.calendar), gaps)
     return splits
 
 

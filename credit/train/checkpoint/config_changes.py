@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 # Keys that determine the function of the network for given weights. Channels, grid and units are compared in
 # `credit.train.checkpoint.trained_fields`.
 _FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
+# Keys that forecasts take from the checkpoint.
+_TRAINED_KEYS = ("model", "data.solar", "data.transforms")
 # Keys that must not change during a run.
 _RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora", "trainer.optimizer")
 # Keys that may always change, because dropout does not change the network in eval mode.
@@ -70,6 +72,27 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
             changes.append(f"{key} ({trained_value} before, {value} now)")
     if changes:
         logger.warning("changed since %s was written: %s", path.name, ", ".join(changes))
+
+
+def warn_of_ignored_changes(config: Config, trained: Mapping[str, Any], path: Path) -> None:
+    """Log a warning if a forecast ignores keys of the config, because the weights were trained with other values.
+
+    Args:
+        config: the config of the forecast.
+        trained: the config in the checkpoint, as plain values.
+        path: the checkpoint, for messages.
+    """
+    changes = []
+    for key, trained_value, value in _list_changes(config, trained):
+        if _is_key_or_below(key, _TRAINED_KEYS) and not _is_key_or_below(key, _CHANGEABLE_KEYS):
+            changes.append(f"{key} ({trained_value} in the checkpoint, {value} in the config)")
+    if changes:
+        logger.warning(
+            "the forecasts use the model of %s; these keys of the config are ignored, because they need a new training "
+            "run: %s",
+            path,
+            ", ".join(changes),
+        )
 
 
 def require_same_network_function(

@@ -26,6 +26,8 @@ _SILENT_SECONDS = 300
 _RECENT_ROWS = 200
 # Folders in a run that contain no other runs, but many files.
 _SKIPPED_FOLDERS = {"checkpoints", "forecasts", "figures", "logs", "jobs"}
+# Folder in a run in which `credit realtime` works.
+_REALTIME_FOLDER = "realtime"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def find_runs(folder: Path) -> Iterator[Path]:
     for root, names, files in os.walk(folder, followlinks=True):
         if "STATUS" in files or ("jobs.json" in files and "sweep.json" not in files):
             yield Path(root)
+            # `credit realtime` writes the file STATUS of its last call into this subfolder.
+            names[:] = [name for name in names if name != _REALTIME_FOLDER]
         # os.walk visits only the folders that remain in this list.
         names[:] = sorted(name for name in names if name not in _SKIPPED_FOLDERS and not name.startswith("."))
 

@@ -72,7 +72,12 @@ def test_runs_at_any_depth(tmp_path: Path) -> None:
     # Neither checkpoints nor hidden folders are searched.
     write_run(tmp_path / "a" / "checkpoints" / "no_run")
     write_run(tmp_path / ".hidden")
-    assert [path.relative_to(tmp_path) for path in find_runs(tmp_path)] == [Path("a"), Path("b/seed_1")]
+    # The state of `credit realtime` in a run is not another run, but a run may have this name.
+    (tmp_path / "a" / "realtime").mkdir()
+    (tmp_path / "a" / "realtime" / "STATUS").write_text("{}")
+    write_run(tmp_path / "realtime")
+    found = [path.relative_to(tmp_path) for path in find_runs(tmp_path)]
+    assert found == [Path("a"), Path("b/seed_1"), Path("realtime")]
 
 
 def test_table_has_one_line_per_run(

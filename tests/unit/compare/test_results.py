@@ -166,6 +166,9 @@ def test_the_best_of_three_must_beat_the_second() -> None:
     # A run without scores is left out.
     scores = ComparisonScores(["x", "b", "c"], {key: table for key, table in tables(1.5).items() if key[0] != "a"})
     assert scores.names == ["b", "c"] and list(scores.pairs) == [("b", "c")]
+    # A run that is left alone is not marked as the best.
+    scores = ComparisonScores(["x", "c"], {key: table for key, table in tables(1.5).items() if key[0] == "c"})
+    assert scores.names == ["c"] and scores.result_rows()[0].best is None
 
 
 def test_the_files_agree_with_the_scores(tmp_path: Path) -> None:

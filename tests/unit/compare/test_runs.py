@@ -69,6 +69,16 @@ def test_names_of_runs_are_distinct_and_not_reserved(tmp_path: Path) -> None:
     assert {run.config.inference.lead_time for run in runs} == {"24h"}
 
 
+def test_networks_that_cannot_be_built_are_refused_before_the_first_training(tmp_path: Path) -> None:
+    sources = [write_config(tmp_path, "a"), write_config(tmp_path, "b")]
+    path = Path(sources[1])
+    document = yaml.safe_load(path.read_text())
+    document["model"] = {"type": "unet", "dim": [32, 48]}
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match=r"b\.yml: model.depth: "):
+        load_compared_runs(sources, [], trains_runs=True)
+
+
 def test_a_run_that_is_not_trained_must_be_done(tmp_path: Path) -> None:
     sources = [write_config(tmp_path, "a"), write_config(tmp_path, "b")]
     with pytest.raises(ConfigError, match="STATUS of .*runs/a is missing"):

@@ -10,6 +10,7 @@ from credit.config.sections.data import DataConfig
 from credit.data.splits import (
     Split,
     build_splits,
+    describe_gaps,
     find_initial_times,
     find_overlap,
     require_no_leakage,
@@ -80,7 +81,8 @@ def test_a_sample_lies_inside_its_split_and_crosses_no_gap() -> None:
 def test_error_explains_why_there_is_no_sample() -> None:
     split = build_splits(build_config(), CALENDAR)["train"]
     times = split.first + 720 * np.arange(30)
-    with pytest.raises(DataError, match=r"need 2 consecutive times.*29 gaps: 2000-01-01T00:00 to 2000-01-01T12:00"):
+    missing = r"29 times are missing: 2000-01-01T06:00; 2000-01-01T18:00; 2000-01-02T06:00; \.\.\."
+    with pytest.raises(DataError, match=rf"need 2 consecutive times.*{missing}"):
         require_samples(times, split, CALENDAR, build_config(), 1)
     with pytest.raises(DataError, match=r"usual interval between times is 12h: set data.timestep to 12h"):
         require_samples(times, split, CALENDAR, build_config(), 1)
@@ -147,3 +149,18 @@ def test_overlap_with_training_periods_is_found(period: tuple[str, str], overlap
     if overlaps:
         with pytest.raises(ConfigError, match=rf"test 2001-04-01.*: that has seen .* on {period[0]} to {period[1]};"):
             require_no_leakage(test_split, [period], "that", calendar)
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"),
+    [
+        ([0, 6, 12], "there is no gap"),
+        ([0, 6, 18], "1 time is missing: 2000-01-01T12:00"),
+        ([0, 24, 30, 42], "4 times are missing: 2000-01-01T06:00 to 2000-01-01T18:00; 2000-01-02T12:00"),
+        # Times that are not on the time steps: one step is missing between 0 and 9 h.
+        ([0, 9, 15], "1 time is missing: 2000-01-01T06:00"),
+    ],
+)
+def test_missing_times_are_named(hours: list[int], expected: str) -> None:
+    times = CALENDAR.parse("2000-01-01") + 60 * np.array(hours)
+    assert describe_gaps(times, CALENDAR, 360) == expected

@@ -249,6 +249,7 @@ def test_boxes_of_meteograms_are_drawn_completely(archive: ForecastArchive, tmp_
         ("name,latitude,longitude\nA,1,2\nA,3,4\n", '"A" is listed twice'),
         ("name,latitude,longitude\nA,north,2\n", 'line 2: latitude "north" of A is not a number'),
         ("name,latitude,longitude\nA,91,2\n", "latitude 91 of A is outside -90..90"),
+        ("name,latitude,longitude\nA,91,2\nB,1,2\nC,1,400\n", r"latitude 91 of A(.|\n)*longitude 400 of C"),
         ("name,latitude,longitude\nA,nan,2\n", "outside -90..90"),
         ("name,latitude,longitude\nA,1\n", 'longitude "" of A is not a number'),
         (" , latitude,longitude\n", "has no column name"),

@@ -324,7 +324,9 @@ def test_other_forecasts_may_have_other_units(run: Run, tmp_path: Path, monkeypa
         write_forecasts(tmp_path / name, run.reader, ["2001-03-04T06:00", "2001-03-07T12:00"], 1.5, **options)
     others = {
         "same": {"path": str(tmp_path / "same")},
-        "other": convert_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("km h-1", 3.6, 0.0)).model_dump(),
+        "other": convert_units(
+            tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("knot", 3600 / 1852, 0.0)
+        ).model_dump(),
     }
     config = make_config(tmp_path, other_forecasts=others)
     verification = score_forecasts(config, run.reader, run.archive)
@@ -336,7 +338,7 @@ def test_other_forecasts_may_have_other_units(run: Run, tmp_path: Path, monkeypa
     power = verification.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
     np.testing.assert_allclose(power.sel(forecast="other"), power.sel(forecast="same"), rtol=1e-3, atol=1e-6)
     monkeypatch.setitem(sys.modules, "cf_units", None)
-    missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*\[units\]'
+    missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "knot", not "m s-1"(.|\n)*\[units\]'
     with pytest.raises(DataError, match=missing):
         score_forecasts(config, run.reader, run.archive)
 

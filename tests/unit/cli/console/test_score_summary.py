@@ -52,6 +52,13 @@ def test_a_table_without_headline_channels_shows_its_first_channels() -> None:
     assert headline_channels(make_table(names)) == names[:6]
 
 
+def test_summary_of_an_ensemble_says_that_the_mean_is_scored() -> None:
+    table = make_table()
+    assert format_summary(table).startswith("RMSE, global, ")
+    table.dataset["members"] = ("forecast", np.array([10] + [1] * (len(table.forecasts) - 1)))
+    assert "RMSE of the mean of 10 members" in " ".join(format_summary(table).split())
+
+
 def test_summary_has_names_of_experiments() -> None:
     header = format_summary(make_table(), "old").splitlines()[1].split("  ")
     assert "new run" in header and "old" in header

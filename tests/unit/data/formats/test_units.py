@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from credit.data.formats.units import Conversion, find_conversion, is_same_unit, normalise_units
+from credit.data.formats.units import _COMMON_UNITS, Conversion, find_conversion, is_same_unit, normalise_units
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.preprocess import write_training_store
@@ -77,16 +78,30 @@ def test_impossible_conversions_are_refused(
     assert capfd.readouterr().err == ""
 
 
-def test_missing_cf_units_is_reported_only_for_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_units_are_converted_like_cf_units() -> None:
+    cf_units = pytest.importorskip("cf_units")
+    num_conversions = 0
+    for source, target in itertools.permutations(_COMMON_UNITS, 2):
+        if _COMMON_UNITS[source][0] == _COMMON_UNITS[target][0]:
+            at_0, at_1 = (cf_units.Unit(source).convert(value, cf_units.Unit(target)) for value in (0.0, 1.0))
+            conversion = find_conversion(source, target, "t", "a.nc")
+            assert (conversion.scale, conversion.offset) == (at_1 - at_0, at_0)
+            num_conversions += 1
+    assert num_conversions >= 10
+
+
+def test_missing_cf_units_is_reported_only_for_uncommon_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
+    assert find_conversion("mb", "Pa", "msl", "a.nc").apply(np.array([1000.0])) == 100_000
+    assert find_conversion("Celsius", "kelvin", "t", "a.nc").apply(np.array([0.0])) == np.float32(273.15)
     # docs/data.md describes which spellings need cf-units.
     assert is_same_unit("m2 s-2", "J kg-1")
     assert not is_same_unit("m2 s-2", "N m kg-1")
     with pytest.raises(
         ConfigError, match=r"a.nc: t is in .*data.variable_options.t.units.*cf-units.*pip install .*\[units\]"
     ):
-        find_conversion("degC", "K", "t", "a.nc")
+        find_conversion("degF", "K", "t", "a.nc")
 
 
 def test_files_in_different_units_are_converted(tmp_path: Path) -> None:

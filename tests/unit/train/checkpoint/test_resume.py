@@ -15,7 +15,7 @@ from credit.config import build_config
 from credit.config.batch_division import divide_global_batch
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.config_changes import require_same_run
+from credit.train.checkpoint.config_changes import require_same_run, warn_of_ignored_changes
 from credit.train.checkpoint.resume import choose_checkpoint, create_run_folder, find_weights_file
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from tests.unit.config.test_load import MINIMAL, with_key
@@ -98,6 +98,20 @@ def test_the_shorthand_of_hyperdiffusion_is_no_change_of_the_config(caplog: pyte
     listed = build_config(with_key("model.postprocess", [{"kind": "hyperdiffusion"}]))
     require_same_run(listed, shorthand.model_dump(mode="json"), Path("step_00000001"))
     assert not caplog.messages
+
+
+def test_a_forecast_warns_of_keys_that_it_ignores(caplog: pytest.LogCaptureFixture) -> None:
+    trained = build_config(MINIMAL).model_dump(mode="json")
+    unchanged = build_config(with_key("trainer.learning_rate", 0.5))
+    with_dropout = build_config(with_key("model.ff_dropout", 0.5))
+    for config in (unchanged, with_dropout):
+        warn_of_ignored_changes(config, trained, Path("step_00000001"))
+    assert not caplog.messages
+    changed = build_config(with_key("model.depth", [1, 1, 1, 1]))
+    warn_of_ignored_changes(changed, trained, Path("step_00000001"))
+    (message,) = caplog.messages
+    assert "the forecasts use the model of step_00000001" in message
+    assert "in the checkpoint, [1, 1, 1, 1] in the config" in message and "model.depth" in message
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
