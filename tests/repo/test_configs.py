@@ -34,6 +34,7 @@ def _gaussian(rows: int, columns: int) -> np.ndarray:
 GRIDS = {
     "quickstart": (_equiangular, 32, 64),
     "speedy_5p6deg": (_equiangular, 32, 64),
+    "speedy_unet": (_equiangular, 32, 64),
     "speedy_ensemble": (_equiangular, 32, 64),
     "weatherbench2_5p6deg": (_equiangular, 32, 64),
     "weatherbench2_1p5deg": (_with_poles, 121, 240),

@@ -208,7 +208,7 @@ def test_unreadable_variables_and_stores_are_reported(tmp_path: Path, caplog: py
     for renamed, problem in (("t2q", "t2q has the dimensions .*select one index"), ("t2", 'variable t2 .*mean "t2q"')):
         with pytest.raises(DataError, match=f"verification.other_forecasts.pangu: .*other.zarr: .*{problem}"):
             open_other_forecasts("pangu", OtherForecastsConfig(path=str(store), rename={"t2m": renamed}), "hPa")
-    with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: contains no forecasts"):
+    with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: does not exist"):
         open_other_forecasts("pangu", OtherForecastsConfig.model_validate(str(tmp_path / "nowhere")), "hPa")
     (store / "t2q" / "zarr.json").write_text("{")
     with pytest.raises(DataError, match="other.zarr: cannot be read as zarr"):

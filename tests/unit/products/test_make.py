@@ -340,7 +340,7 @@ def test_command_with_names_of_another_program(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
-        ({}, ["forecasts=none"], "contains no forecasts"),
+        ({}, ["forecasts=none"], "none: does not exist"),
         ({"forecats": "x"}, [], 'did you mean "forecasts"'),
         ({}, ["--initial-time", "2001-05-01"], "there is no forecast from 2001-05-01"),
         ({"products": []}, [], "products"),
