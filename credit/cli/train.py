@@ -185,9 +185,8 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
     start_time = time.perf_counter()
     trainer_config = config.trainer
     device = choose_device(trainer_config.device, process_info.local_rank)
-    walltime_seconds = None
-    if trainer_config.walltime is not None:
-        walltime_seconds = parse_duration(trainer_config.walltime) * 60.0
+    walltime = trainer_config.walltime
+    walltime_seconds = None if walltime is None else parse_duration(walltime) * 60.0
     timeout_minutes = parse_duration(trainer_config.parallelism.timeout)
     folder = Path(config.save_loc)
     # Only the main rank locks the folder and looks for the file STOP in it.
@@ -213,20 +212,16 @@ def _train(config: Config, process_info: ProcessInfo, profile: ProfileRequest | 
         except Exception as error:
             _record_failed_start(folder, process_info, error)
             raise
-        if process_info.is_main:
-            _log_continuation(folder, trainer.state.step, trainer.parts.total_steps)
+        _log_continuation(folder, trainer)
         stack.enter_context(_build_profile_context(profile, trainer))
         return trainer.run(stop, run_lock), stop.is_interrupt
 
 
-def _log_continuation(folder: Path, step: int, total_steps: int) -> None:
-    """Log from which step a run continues; a new run is not mentioned.
-
-    Args:
-        folder: run folder.
-        step: number of steps that the run has taken.
-        total_steps: number of steps of the whole run.
-    """
+def _log_continuation(folder: Path, trainer: Trainer) -> None:
+    """Log on the main rank from which step the run in `folder` continues; a new run is not mentioned."""
+    step, total_steps = trainer.state.step, trainer.parts.total_steps
+    if not trainer.parts.process_info.is_main:
+        return
     logger = logging.getLogger(__name__)
     if step >= total_steps:
         logger.info(

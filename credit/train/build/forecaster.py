@@ -104,9 +104,7 @@ def assemble_forecaster(
     warn_of_ignored_changes(config, meta["config"], path)
     config = apply_trained_settings(config, trained)
     # If only the forecast uses a budget fixer, the checkpoint contains no layers, so they are built here.
-    layers = assets.layers
-    if layers is None:
-        layers = build_budget_layers(config)
+    layers = build_budget_layers(config) if assets.layers is None else assets.layers
     # The units of the checkpoint take precedence, because the outputs of the network have these units.
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
     # Build the network with its weights on this rank's device.

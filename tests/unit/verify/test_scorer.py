@@ -324,9 +324,7 @@ def test_other_forecasts_may_have_other_units(run: Run, tmp_path: Path, monkeypa
         write_forecasts(tmp_path / name, run.reader, ["2001-03-04T06:00", "2001-03-07T12:00"], 1.5, **options)
     others = {
         "same": {"path": str(tmp_path / "same")},
-        "other": convert_units(
-            tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("knot", 3600 / 1852, 0.0)
-        ).model_dump(),
+        "other": convert_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("knot", 1.94384, 0.0)).model_dump(),
     }
     config = make_config(tmp_path, other_forecasts=others)
     verification = score_forecasts(config, run.reader, run.archive)
