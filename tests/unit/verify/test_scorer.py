@@ -358,7 +358,7 @@ def test_all_mismatches_are_reported_before_fields_are_read(run: Run, tmp_path: 
     assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in message
     assert "there is no lead time in common" in message and f"{tmp_path}/late has 12 h" in message
     config_of_missing_files = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
-    with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: contains no(.|\n)*/nowhere/b: contains"):
+    with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: does not exist(.|\n)*/nowhere/b: does not"):
         score_forecasts(config_of_missing_files, reader, run.archive)
     with pytest.raises(ConfigError, match="verification.animate"):
         score_forecasts(make_config(tmp_path, animate=["z50"]), reader, run.archive)

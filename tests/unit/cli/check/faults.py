@@ -155,7 +155,7 @@ SPLITTING = [
     Fault("a step that the data lack", ["steps of 5h", "need 2 consecutive times"],
           ["data.timestep=5h", "inference.lead_time=10h", "inference.initial_times.every=10h",
            "verification.figure_leads=[10h]"], count=3),
-    Fault("a period without two times in a row", ["data.splits.valid", "is missing: 2000-01-08T06:00"],
+    Fault("a period without two times in a row", ["data.splits.valid", "is missing: 2000-01-06T06:00"],
           ["data.valid_forecast_len=1"],
           spoil=rewrite_file(hours=[h for h in hours_of_file(2) if h % 12 == 0], values=lambda: make_fields(10)),
           count=2),
