@@ -179,7 +179,7 @@ INVALID_INPUTS = {
     "missing variable": (["data.variables.prognostic.vars_2D=[t2n]"], None, 'did you mean "t2m"'),
     "missing level": (["data.levels=[850,700]"], None, "700"),
     "no truth": (["data.splits.test=[2001-01-01,2001-02-01]"], None, "data.splits.test"),
-    "gap": (["data.timestep=3h"], None, "gap"),
+    "gap": (["data.timestep=3h"], None, "no two differ by 3h"),
     "nan": ([], write_data_with_nan, "t2m"),
     "truncated": ([], lambda world: world.write_bytes(world.read_bytes()[:5000]), "data.nc"),
 }
