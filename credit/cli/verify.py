@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
 The command scores the model, persistence, damped persistence, climatology and verification.other_forecasts on the same
-initial times. It writes scores.csv, scores.nc, figures/ and report.html into save_loc, and prints a table of the
-headline channels: z500, t850, t2m, 10 m wind, mean sea level pressure, q700 and precipitation.
+initial times. It writes scores.csv, scores.nc, figures/ and report.html into save_loc (verification.folder), and prints
+a table of the headline channels: z500, t850, t2m, 10 m wind, mean sea level pressure, q700 and precipitation.
 
 OTHER is a second run for comparison. The command also scores its forecasts and tests the differences for significance.
-The results are written into save_loc/against_NAME.
+The results are written into the subfolder against_NAME of this folder.
 
 With --online, the forecasts are made during scoring and are not written to files. With --online --model RUN, the run
 RUN makes the forecasts, with its pressure levels and derived variables. Several ranks share the initial times.

@@ -104,12 +104,12 @@ def _require_valid_networks(runs: Sequence[ComparedRun]) -> None:
         ConfigError: if the section ``model`` of a config does not fit the channels or the grid of the data.
         DataError: if the data cannot be opened.
     """
-    # All runs have the same data.
+    # All runs have the same grid.
     reader = open_reader(runs[0].config.data)
     for run in runs:
         try:
             with torch.device("meta"):
-                build_network(run.config, reader.channels, reader.grid, reader.attributes)
+                build_network(run.config, run.config.data.channel_map(), reader.grid, reader.attributes)
         except ConfigError as error:
             raise ConfigError(f"{run.source}: {error}") from error
 

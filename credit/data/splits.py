@@ -199,7 +199,7 @@ def require_samples(
     raise DataError(
         f"{split.describe(calendar)}: {len(inside)} times but no complete sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} consecutive times without "
-        f"a gap; {describe_gaps(inside, calendar, step)}; {_suggest_remedy(inside, step)}"
+        f"a gap; {describe_missing_times(inside, calendar, step)}; {_suggest_remedy(inside, step)}"
     )
 
 
@@ -274,7 +274,7 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
     return f"the data cover {calendar.format(inside[0])} to {calendar.format(inside[-1])} of this period"
 
 
-def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
+def describe_missing_times(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
     """Return a phrase with the number of missing times, and the first and last missing time of the first few gaps.
 
     Args:

@@ -22,7 +22,7 @@ from credit.data.sources.contributions import Contribution, list_contributions
 from credit.data.sources.source_index import SourceIndex, scan_sources
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.sources.value_check import check_sampled_values
-from credit.data.splits import Split, build_splits, describe_coverage, describe_gaps, require_samples
+from credit.data.splits import Split, build_splits, describe_coverage, describe_missing_times, require_samples
 from credit.data.store.repair import MAX_BAD_FRACTION
 from credit.grid import LatLonGrid
 
@@ -228,7 +228,7 @@ def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> 
 def _find_samples(
     conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], report: CheckReport
 ) -> dict[str, np.ndarray]:
-    """Return the samples of each split, and report their number and the gaps between the times.
+    """Return the samples of each split, and report their number and the missing times.
 
     Args:
         conf: the data section.
@@ -248,14 +248,14 @@ def _find_samples(
             initial_times = require_samples(times, split, calendar, conf, forecast_lengths[name])
             samples[name] = initial_times
             split_times = times[(times >= split.first) & (times <= split.last)]
-            gaps = describe_gaps(split_times, calendar, conf.step_minutes)
+            missing_times = describe_missing_times(split_times, calendar, conf.step_minutes)
             coverage = describe_coverage(times, split, calendar, conf.step_minutes)
-            text = f"{len(split_times)} times, {len(initial_times)} samples; {gaps}"
+            text = f"{len(split_times)} times, {len(initial_times)} samples; {missing_times}"
             if coverage:
                 text = f"{coverage}: {text}"
             report.add_note(f"{split.describe(calendar)}: {text}")
             if (np.diff(split_times) > conf.step_minutes).any():
-                report.add_warning(f"{split.describe(calendar)}: {gaps}; no sample includes a missing time")
+                report.add_warning(f"{split.describe(calendar)}: {missing_times}; no sample includes a missing time")
     return samples
 
 

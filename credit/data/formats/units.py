@@ -22,8 +22,8 @@ _SPELLINGS = {
     "(0 - 1)": "1", "fraction": "1",
 }  # fmt: skip
 
-# Units that occur in most files: unit -> (quantity, factor and offset that convert a value to the first unit of the
-# quantity). They are converted without the package cf-units.
+# Common units, which are converted without the package cf-units: unit -> (quantity, factor, offset). The value in the
+# first unit of the quantity is factor * value + offset.
 _COMMON_UNITS = {
     "K": ("temperature", 1.0, 0.0), "degC": ("temperature", 1.0, 273.15),
     "Pa": ("pressure", 1.0, 0.0), "hPa": ("pressure", 100.0, 0.0),
@@ -153,10 +153,9 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
     # Equal spellings do not need UDUNITS, which is an optional package.
     if normalise_units(source_units) == normalise_units(target_units):
         return None
-    source = _COMMON_UNITS.get(normalise_units(source_units))
-    target = _COMMON_UNITS.get(normalise_units(target_units))
-    if source is not None and target is not None and source[0] == target[0]:
-        return Conversion(source[1] / target[1], (source[2] - target[2]) / target[1])
+    conversion = _find_common_conversion(normalise_units(source_units), normalise_units(target_units))
+    if conversion is not None:
+        return conversion
     purpose = f'{origin}: {name} is in "{source_units}", not "{target_units}" ({key})'
     source_unit = _parse_units(source_units, purpose)
     target_unit = _parse_units(target_units, purpose)
@@ -183,6 +182,22 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
     if (at_0, at_1) == (0.0, 1.0):
         return None
     return Conversion(at_1 - at_0, at_0)
+
+
+def _find_common_conversion(source_units: str, target_units: str) -> Conversion | None:
+    """Return the conversion between two units of `_COMMON_UNITS`; None if a unit is uncommon or the quantities differ.
+
+    Args:
+        source_units: standard spelling of the source units.
+        target_units: standard spelling of the target units.
+    """
+    if source_units not in _COMMON_UNITS or target_units not in _COMMON_UNITS:
+        return None
+    source_quantity, source_factor, source_offset = _COMMON_UNITS[source_units]
+    target_quantity, target_factor, target_offset = _COMMON_UNITS[target_units]
+    if source_quantity != target_quantity:
+        return None
+    return Conversion(source_factor / target_factor, (source_offset - target_offset) / target_factor)
 
 
 def _parse_units(units: str, purpose: str) -> Any | None:

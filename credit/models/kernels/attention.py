@@ -46,8 +46,8 @@ def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
 def attention_without_bias(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return softmax(q k^T / sqrt(d)) v, with the scaled dot-product attention of torch.
 
-    On a CPU, values in lower precision are computed in float32: with bfloat16, the backward pass of torch 2.13 takes
-    five times as long.
+    On a CPU, values in lower precision are computed in float32. In bfloat16, a forward and backward pass of torch 2.13
+    takes two to ten times as long (benchmarks/lab_notes.md).
 
     Args:
         q: queries (..., L, d).

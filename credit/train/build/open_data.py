@@ -16,7 +16,7 @@ from credit.data.part_reader import GridPartReader
 from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.frames import FrameReader
-from credit.data.splits import Split, build_splits, describe_gaps
+from credit.data.splits import Split, build_splits, describe_missing_times
 from credit.data.store.integrity import require_undamaged
 from credit.data.store.store_reader import StoreReader
 from credit.parallel.domain.domain import Domain
@@ -103,15 +103,15 @@ def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
 
 
 def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
-    """Return the splits of a run, and log a warning for each split with gaps in the data."""
+    """Return the splits of a run, and log a warning for each split with missing times."""
     splits = build_splits(config.data, reader.calendar)
     step_minutes = config.data.step_minutes
     for split in splits.values():
         is_in_split = (reader.times >= split.first) & (reader.times <= split.last)
         split_times = reader.times[is_in_split]
         if (np.diff(split_times) > step_minutes).any():
-            gaps = describe_gaps(split_times, reader.calendar, step_minutes)
-            logger.warning("%s: %s; no sample includes a missing time", split.describe(reader.calendar), gaps)
+            missing_times = describe_missing_times(split_times, reader.calendar, step_minutes)
+            logger.warning("%s: %s; no sample includes a missing time", split.describe(reader.calendar), missing_times)
     return splits
 
 

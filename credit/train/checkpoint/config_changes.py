@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 # `credit.train.checkpoint.trained_fields`.
 _FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
 # Keys that forecasts take from the checkpoint.
-_TRAINED_KEYS = ("model", "data.solar", "data.transforms")
+_KEYS_FROM_CHECKPOINT = ("model", "data.solar", "data.transforms")
 # Keys that must not change during a run.
 _RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora", "trainer.optimizer")
 # Keys that may always change, because dropout does not change the network in eval mode.
@@ -84,7 +84,7 @@ def warn_of_ignored_changes(config: Config, trained: Mapping[str, Any], path: Pa
     """
     changes = []
     for key, trained_value, value in _list_changes(config, trained):
-        if _is_key_or_below(key, _TRAINED_KEYS) and not _is_key_or_below(key, _CHANGEABLE_KEYS):
+        if _is_key_or_below(key, _KEYS_FROM_CHECKPOINT) and not _is_key_or_below(key, _CHANGEABLE_KEYS):
             changes.append(f"{key} ({trained_value} in the checkpoint, {value} in the config)")
     if changes:
         logger.warning(

@@ -44,26 +44,25 @@ HOUR = np.timedelta64(1, "h")
 OUTPUTS = ["t850", "t500", "t2m"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with a trained run and its forecasts."""
-    folder = tmp_path_factory.mktemp("earth2studio")
+def train_and_forecast(folder: Path, *overrides: str) -> Path:
+    """Train a run in a folder and make its forecasts; return the folder."""
     write_world(folder)
     with chdir(folder):
         for name in ("train", "rollout"):
-            assert main._run_command(name, ["config.yml", *OVERRIDES], f"credit {name}") == 0
+            assert main._run_command(name, ["config.yml", *OVERRIDES, *overrides], f"credit {name}") == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a trained run and its forecasts."""
+    return train_and_forecast(tmp_path_factory.mktemp("earth2studio"))
 
 
 @pytest.fixture(scope="module")
 def noise_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a run whose network was trained with noise, and its ensemble forecasts."""
-    folder = tmp_path_factory.mktemp("earth2studio_noise")
-    write_world(folder)
-    with chdir(folder):
-        for name in ("train", "rollout"):
-            assert main._run_command(name, ["config.yml", *OVERRIDES, *NOISE_OVERRIDES], f"credit {name}") == 0
-    return folder
+    return train_and_forecast(tmp_path_factory.mktemp("earth2studio_noise"), *NOISE_OVERRIDES)
 
 
 @pytest.fixture

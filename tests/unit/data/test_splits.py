@@ -10,7 +10,7 @@ from credit.config.sections.data import DataConfig
 from credit.data.splits import (
     Split,
     build_splits,
-    describe_gaps,
+    describe_missing_times,
     find_initial_times,
     find_overlap,
     require_no_leakage,
@@ -163,4 +163,4 @@ def test_overlap_with_training_periods_is_found(period: tuple[str, str], overlap
 )
 def test_missing_times_are_named(hours: list[int], expected: str) -> None:
     times = CALENDAR.parse("2000-01-01") + 60 * np.array(hours)
-    assert describe_gaps(times, CALENDAR, 360) == expected
+    assert describe_missing_times(times, CALENDAR, 360) == expected
